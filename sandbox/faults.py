@@ -18,7 +18,7 @@ from agentic_loop.sandbox.errors import ServiceError
 from agentic_loop.sandbox.settings import Service
 from agentic_loop.sandbox.world import World
 
-#: The ASGI extension under which the server offers the transport of the connection; see `server.py`.
+#: The ASGI extension under which the server offers a function that aborts the connection; see `server.py`.
 CONNECTION_EXTENSION = "agentic_loop.sandbox.connection"
 
 MAX_DELAY_S = 60.0
@@ -126,10 +126,10 @@ class Drop(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Close the connection and wait until the server has noticed."""
-        transport = scope.get("extensions", {}).get(CONNECTION_EXTENSION)
-        if not isinstance(transport, asyncio.Transport):
+        abort = scope.get("extensions", {}).get(CONNECTION_EXTENSION)
+        if not callable(abort):
             raise RuntimeError("only the sandbox's own server can drop a connection: start it by sandbox.server")
-        transport.abort()
+        abort()
         await _client_left(receive)
 
 

@@ -13,11 +13,10 @@ import select
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from typing import IO, Self
+from typing import Self
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -31,11 +30,10 @@ READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
 _GRACEFUL_SHUTDOWN_S = 1
 _MAX_READY_LINE_BYTES = 4096
-_STDERR_TAIL_BYTES = 4000
 
 
 class SandboxStartError(RuntimeError):
-    """The sandbox process did not come up; the message has the end of what it printed."""
+    """The sandbox process did not come up; its own complaint is on standard error."""
 
 
 class SandboxProcess:
@@ -89,19 +87,16 @@ def start_sandbox_process(
     command = [sys.executable, "-m", "agentic_loop.sandbox", "--port", str(port), "--exit-with-parent"]
     # The URL may hold a password, which would show in the list of processes as an argument.
     environment = {**os.environ, "AGENTIC_LOOP_SANDBOX_DATABASE_URL": database_url}
-    with tempfile.TemporaryFile() as complaints:
-        child = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints, env=environment
-        )
-        try:
-            return SandboxProcess(_await_url(child, ready_timeout_s), child)
-        except BaseException as error:
-            _end(child)
-            if isinstance(error, TimeoutError | ValueError):
-                raise SandboxStartError(
-                    f"The sandbox did not start within {ready_timeout_s} s ({error}):\n{_tail(complaints)}"
-                ) from error
-            raise
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+    try:
+        url = _await_url(child, ready_timeout_s)
+    except BaseException as error:  # an interrupt too must leave nothing running
+        _end(child)
+        if isinstance(error, TimeoutError | ValueError):
+            message = f"The sandbox did not start: {error}. Its complaint is on standard error."
+            raise SandboxStartError(message) from error
+        raise
+    return SandboxProcess(url, child)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -133,7 +128,7 @@ class DroppableProtocol(H11Protocol):
 
 def _with_connection(app: ASGIApp, transport: asyncio.Transport) -> ASGIApp:
     async def call(scope: Scope, receive: Receive, send: Send) -> None:
-        scope.setdefault("extensions", {})[CONNECTION_EXTENSION] = transport
+        scope.setdefault("extensions", {})[CONNECTION_EXTENSION] = transport.abort
         await app(scope, receive, send)
 
     return call
@@ -207,9 +202,3 @@ def _end(child: "subprocess.Popen[bytes]") -> None:
             child.wait()
     if child.stdout is not None:
         child.stdout.close()
-
-
-def _tail(complaints: IO[bytes]) -> str:
-    size = complaints.seek(0, os.SEEK_END)
-    complaints.seek(max(0, size - _STDERR_TAIL_BYTES))
-    return complaints.read().decode("utf-8", "replace")
