@@ -182,7 +182,7 @@ class ServiceClient:
         except (httpx2.HTTPError, httpx2.StreamError) as broken:
             message = f"{self.source} cannot be reached: {_name(broken)}"
             raise ToolFault("unavailable", message, retryable=True) from broken
-        if reply.status_code >= 500:
+        if reply.status_code >= 500 and reply.status_code != 501:  # 501: the service will never offer it
             raise ToolFault("unavailable", self._words(reply), retryable=True)
         if reply.status_code < 200 or reply.status_code >= 300:
             raise self._refusal(reply, of_a_read=True)
@@ -204,7 +204,7 @@ class ServiceClient:
         if context.idempotency_key is None:
             raise Misuse(f"a write to {self.source} needs an idempotency key")
         try:
-            reply = await self._send("POST", path, context, params=None, body=body)
+            reply = await self._send("POST", path, context, body=body, key=context.idempotency_key)
         except _NEVER_SENT as refused:
             message = f"{self.source} cannot be reached, nothing was sent: {_name(refused)}"
             raise ToolFault("unavailable", message) from refused
@@ -229,7 +229,14 @@ class ServiceClient:
             await self._client.aclose()
 
     async def _send(
-        self, method: str, path: str, context: ToolContext, *, params: Mapping[str, str] | None, body: JsonValue
+        self,
+        method: str,
+        path: str,
+        context: ToolContext,
+        *,
+        body: JsonValue,
+        params: Mapping[str, str] | None = None,
+        key: str | None = None,
     ) -> _Reply:
         client = self._client.open() if isinstance(self._client, LazyHttpClient) else self._client
         timeout = httpx2.Timeout(
@@ -242,8 +249,8 @@ class ServiceClient:
             "X-Tenant": wire_text(context.tenant),
             "X-Request-Id": wire_text(context.request_id),
         }
-        if context.idempotency_key is not None:
-            headers["Idempotency-Key"] = wire_text(context.idempotency_key)
+        if key is not None:
+            headers["Idempotency-Key"] = wire_text(key)
         received = bytearray()
         async with (
             asyncio.timeout(context.timeout_s),
