@@ -3,21 +3,18 @@
 Source: DESIGN §3 (evidence is append-only), §8 (payloads are stored once and referenced).
 """
 
-from collections.abc import Callable, Sequence
-from typing import Final, TypeAlias
+from collections.abc import Sequence
+from typing import Final
 
 from psycopg.rows import DictRow
-from pydantic import JsonValue
+
+from agentic_loop.policies.fingerprints import digest
 
 from ..errors import Defect
 from ..records import EvidenceRecord
 from .database import Pool, connection, transaction
-from .digests import canonical_digest
 from .payloads import keep_payloads
 from .text import json_object, json_value, object_text, original, storable
-
-DigestFunction: TypeAlias = Callable[[JsonValue], str]
-"""How the digest of a payload is computed."""
 
 _APPEND_EVIDENCE: Final = """
     INSERT INTO agentic_loop.evidence (
@@ -45,9 +42,8 @@ class PostgresEvidence:
     its own. Both stay, and the newer one counts.
     """
 
-    def __init__(self, pool: Pool, digest: DigestFunction = canonical_digest) -> None:
+    def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._digest = digest
 
     async def append(self, task_id: str, records: Sequence[EvidenceRecord]) -> None:
         """Store records in one transaction; storing the same record again changes nothing.
@@ -73,7 +69,7 @@ class PostgresEvidence:
             cursor = await reader.execute(_LOAD_EVIDENCE, [storable(task_id), count])
             records = [_record(row) for row in await cursor.fetchall()]
         for record in records:
-            if self._digest(record.payload) != record.payload_digest:
+            if digest(record.payload) != record.payload_digest:
                 raise Defect(
                     f"The payload of evidence {record.id} of task {task_id} is not what was recorded: its digest "
                     f"is no longer {record.payload_digest}. Do not act on it; restore the database."

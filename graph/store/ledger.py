@@ -217,6 +217,7 @@ class PostgresLedger:
         fence: int,
         approval_id: str | None,
         request_id: str,
+        dispatches: int,
         max_dispatches: int,
         at: datetime,
         task_id: str | None = None,
@@ -225,7 +226,8 @@ class PostgresLedger:
 
         The approval that was consumed for this key still counts while it has not expired; another one must be unused.
         ``fence`` is that of ``task_id``, by default the task that began the intent; another task that reopens it
-        takes it over. An intent that is settled, or was dispatched ``max_dispatches`` times, is ``AlreadyBegun``.
+        takes it over. ``dispatches`` is how many had been made when the service was asked: an intent that was
+        dispatched since, that was dispatched ``max_dispatches`` times, or that is settled, is ``AlreadyBegun``.
 
         Raises:
             Defect: nothing was begun under this key.
@@ -242,8 +244,8 @@ class PostgresLedger:
             intent = _intent(row)
             if task_id is None and intent.task_id != owner:
                 return FenceLost()
-            settled = intent.status in ("executed", "failed")
-            if intent.action_hash != action_hash or settled or intent.dispatches >= max_dispatches:
+            closed = intent.status in ("executed", "failed") or intent.dispatches >= max_dispatches
+            if closed or intent.action_hash != action_hash or intent.dispatches > dispatches:
                 return _present(row, action_hash)
             consumed = original(row["approval_id"]) if row["approval_id"] else None
             refusal = await self._refusal_to_reopen(writer, consumed, approval_id, intent, at)
