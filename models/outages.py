@@ -50,7 +50,8 @@ def outage_of(error: Exception, *, model: str, timeout_s: float) -> ModelOutage:
 
 def _of_status(status: int, error: Exception, model: str) -> ModelOutage:
     detail = _detail(error)
-    if status == 429 and "insufficient_quota" in str(error):
+    said = f"{error} {getattr(error, 'code', '')} {getattr(error, 'body', '')}"
+    if status == 429 and "insufficient_quota" in said:
         advice = "the account has no quota left; add credit or choose another AGENTIC_LOOP_MODEL"
         return ModelOutage(f"{model}: {advice}: {detail}", retryable=False)
     if status in _RETRYABLE_STATUSES or status >= 500:

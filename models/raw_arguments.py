@@ -85,9 +85,18 @@ def _repair_calls(choice: dict[str, Any]) -> list[dict[str, str]]:
         calls[position] = {
             "id": fields["id"],
             "type": "function",
-            "function": {"name": fields["name"], "arguments": fields["arguments"]},
+            "function": {"name": fields["name"], "arguments": _digestible(fields["arguments"])},
         }
     return raw
+
+
+def _digestible(arguments: str) -> str:
+    """Arguments on which LangChain does not give up the whole answer: it does on JSON that is no object."""
+    try:
+        value = json.loads(arguments, strict=False)
+    except (ValueError, RecursionError):
+        return arguments
+    return arguments if isinstance(value, dict) else json.dumps({"unusable_arguments": arguments})
 
 
 def _text(value: object) -> str:
