@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from typing import Self
 
+import psycopg
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -30,6 +31,7 @@ READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
 _GRACEFUL_SHUTDOWN_S = 1
 _MAX_READY_LINE_BYTES = 4096
+_CONNECT_TIMEOUT_S = 10
 
 
 class SandboxStartError(RuntimeError):
@@ -91,6 +93,7 @@ def start_sandbox_process(
     try:
         url = _await_url(child, ready_timeout_s)
     except BaseException as error:  # an interrupt too must leave nothing running
+        child.kill()
         _end(child)
         if isinstance(error, TimeoutError | ValueError):
             message = f"The sandbox did not start: {error}. Its complaint is on standard error."
@@ -149,6 +152,11 @@ class _AnnouncedServer(uvicorn.Server):
 
 
 def _serve(database_url: str, port: int, *, exit_with_parent: bool) -> None:
+    try:
+        # The pool would try again and again; this says at once what is wrong.
+        psycopg.connect(database_url, connect_timeout=_CONNECT_TIMEOUT_S).close()
+    except psycopg.Error as error:
+        sys.exit(f"Cannot reach the database of the sandbox; check --database-url: {error}")
     listener = socket.create_server((HOST, port))
     url = f"http://{HOST}:{listener.getsockname()[1]}"
     config = uvicorn.Config(
@@ -193,12 +201,11 @@ def _await_url(child: "subprocess.Popen[bytes]", timeout_s: float) -> str:
 def _end(child: "subprocess.Popen[bytes]") -> None:
     if child.stdin is not None:
         child.stdin.close()
-    if child.poll() is None:
-        child.terminate()
-        try:
-            child.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+    child.terminate()
+    try:
+        child.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
     if child.stdout is not None:
         child.stdout.close()
