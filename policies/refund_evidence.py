@@ -47,7 +47,7 @@ class OrderSeen(WireValue):
 
     @property
     def later_capture(self) -> PaymentSeen | None:
-        """The captured payment that is later than every other; None where there are not two, or the time is shared."""
+        """The captured payment that is later than all others; None where there are not two, or two share the time."""
         in_order = sorted(self.captured.values(), key=lambda payment: payment.at)
         if len(in_order) < 2 or in_order[-1].at == in_order[-2].at:
             return None
