@@ -24,12 +24,16 @@ class ModelOutage(Outage):
     """The model could not be reached or did not answer.
 
     ``retryable`` says whether another attempt may help; ``retry_after_s`` is what the provider asked for.
+    ``billable`` says that the provider may charge for the attempt although no answer arrived (a time-out, a cut body).
     """
 
-    def __init__(self, message: str, *, retryable: bool, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self, message: str, *, retryable: bool, retry_after_s: float | None = None, billable: bool = False
+    ) -> None:
         super().__init__(message)
         self.retryable = retryable
         self.retry_after_s = retry_after_s
+        self.billable = billable
 
 
 class LeaseRefused(Outage):

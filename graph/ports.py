@@ -190,11 +190,14 @@ class Ledger(Protocol):
         fence: int,
         approval_id: str | None,
         request_id: str,
+        dispatches: int,
         max_dispatches: int,
         at: datetime,
     ) -> BeginAnswer:
         """Permit one more dispatch with the same key, after the service confirmed that there was no effect.
 
+        ``dispatches`` is how many had been made when that was confirmed: if there were more since, the answer is
+        ``AlreadyBegun``, so that a crash after the second dispatch leads to reconciliation and not to a third.
         The approval that was consumed for this key still counts while it has not expired.
         """
 

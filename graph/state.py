@@ -84,6 +84,8 @@ FaultCategory: TypeAlias = Literal[
     "call_limit",
     "denied",
     "approval_rejected",
+    "completion_rejected",
+    "interrupted",
     "payload_too_large",
     "tool_defect",
 ]
@@ -214,6 +216,28 @@ class Meter(Value):
 # --- the turn in flight -----------------------------------------------------------------------------------------
 
 
+class Inference(Value):
+    """What the inference of this step cost and where its prompt and raw reply are kept, until it is journalled."""
+
+    prompt_digest: str = ""
+    reply_digest: str = ""
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    cost_micro_usd: int = 0
+    model_ms: int = 0
+
+
+class Reopening(Value):
+    """Reconciliation confirmed that an effect did not happen: one more dispatch of this key is permitted.
+
+    ``dispatches`` is how many had been made when that was confirmed; the ledger refuses if there were more since.
+    """
+
+    key: str
+    dispatches: int
+
+
 class ProposedCall(Value):
     """One tool call as the model wrote it: untrusted, unparsed."""
 
@@ -293,7 +317,8 @@ Outcome: TypeAlias = Literal["ok", "error", "unknown"]
 class CallResult(Value):
     """What one call returned, before it is recorded as evidence.
 
-    ``replayed`` says that the ledger already held the result, so nothing was sent.
+    ``replayed`` says that the ledger already held the result, so nothing was sent. ``exhausted`` says that the
+    service stayed down past its retries.
     """
 
     call_id: str
@@ -312,6 +337,7 @@ class CallResult(Value):
     attempts: int = 1
     latency_ms: int = 0
     replayed: bool = False
+    exhausted: bool = False
     sent: bool = True
 
 
@@ -404,7 +430,8 @@ class ProgressMark(Value):
     """What the progress monitor remembers of one step: hashes only.
 
     ``pairs`` holds ``action:observation`` per call (sorted), ``payloads`` holds ``tool:payload`` with the
-    argument hash, so that the same data under other arguments is seen.
+    argument hash, so that the same data under other arguments is seen. ``restarts`` says that the plan changed here
+    after a corrective observation, so stalled steps are counted anew.
     """
 
     step: int
@@ -412,15 +439,20 @@ class ProgressMark(Value):
     pairs: list[str]
     payloads: list[str] = []
     state: str = ""
+    restarts: bool = False
 
 
 class Progress(Value):
-    """The progress monitor's memory: a bounded window of marks and the counters that the thresholds bound."""
+    """The progress monitor's memory: a bounded window of marks and the counters that the thresholds bound.
+
+    ``corrected`` says that a corrective observation was given and that no step has followed it yet.
+    """
 
     marks: list[ProgressMark] = []
     stalled_steps: int = 0
     invalid_in_a_row: int = 0
     corrections: int = 0
+    corrected: bool = False
     flag: Reason | None = None
     denied_actions: list[str] = []
     disagreements: list[str] = []
@@ -577,6 +609,8 @@ class LoopState(TypedDict, total=False):
     verdict: Verdict | None
     receipt: Receipt | None
     halt: Halt | None
+    inference: Inference | None
+    reopening: Reopening | None
     next: Route
     prompt: Annotated[Prompt | None, UntrackedValue]
 
@@ -598,6 +632,8 @@ PERSISTED_TYPES: tuple[type[Value], ...] = (
     Usage,
     Reservation,
     Meter,
+    Inference,
+    Reopening,
     ProposedCall,
     Proposal,
     CallFault,

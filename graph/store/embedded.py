@@ -184,8 +184,8 @@ def _url(info: PostmasterInfo) -> str:
 def _forget_dead_server(cluster: Path) -> None:
     """Remove pid files that name a zombie, or another program which was given the same id since.
 
-    Postgres copes by itself with an id that nobody has, but refuses to start while any process has it. These files also
-    keep a new server away from the workers of the old one: they stay while any of them lives.
+    Postgres copes by itself with an id that nobody has, but refuses to start while any process has it. These
+    files also keep a new server away from the workers of the old one: they stay while any of them lives.
     """
     pid_file = cluster / "postmaster.pid"
     if not pid_file.exists():
