@@ -336,7 +336,7 @@ def _pointer(error: jsonschema_rs.ValidationError) -> str:
 
 def _place(pointer: str) -> str:
     """Where: a JSON pointer in printable characters, shortened."""
-    return ascii(pointer[:80])[1:-1] if pointer else "the arguments"
+    return ascii(pointer[:80])[1:-1] if pointer else "top level"
 
 
 def _quoted(text: str) -> str:

@@ -21,17 +21,26 @@ _DEEPEST_NESTING = 64
 _MARK = "\x00"
 
 
-def digest(value: JsonValue) -> str:
-    """SHA-256 (64 hex digits) of the canonical JSON of any JSON value; never raises.
+def canonical_json(value: JsonValue) -> str:
+    """The canonical JSON of any JSON value, as RFC 8785 defines it; never raises.
 
-    Services send what RFC 8785 cannot encode, and their observations need fingerprints as well. Such an integer
-    beyond 2**53 - 1, a float that is not finite, a text with lone surrogates, and nesting below level 64 are
-    rendered as marked strings before hashing. The marks cannot collide with real data.
+    Services send what RFC 8785 cannot encode, and their observations need fingerprints as well. An integer beyond
+    2**53 - 1, a float that is not finite, a text with lone surrogates, and nesting below level 64 are rendered as
+    marked objects whose key begins with U+0000; no real data collides with them, and no argument reader takes them.
 
     Source: DESIGN §8.
     """
     encodable = _encodable(value) if _fits(value) else {f"{_MARK}flat": _flattened(value)}
-    return hashlib.sha256(rfc8785.dumps(encodable)).hexdigest()
+    canonical: bytes = rfc8785.dumps(encodable)
+    return canonical.decode("utf-8")
+
+
+def digest(value: JsonValue) -> str:
+    """SHA-256 (64 hex digits) of the canonical JSON of any JSON value; never raises.
+
+    Source: DESIGN §8.
+    """
+    return hashlib.sha256(canonical_json(value).encode("utf-8")).hexdigest()
 
 
 def args_hash(tool: str, args: Mapping[str, JsonValue]) -> str:
