@@ -8,6 +8,7 @@ import textwrap
 
 import httpx2
 import psutil
+import psycopg
 import pytest
 
 from agentic_loop.sandbox.server import SandboxStartError, start_sandbox_process
@@ -32,6 +33,19 @@ def test_a_world_outlives_its_process_and_the_process_its_use(make_database: Dat
         assert again.headers["Idempotent-Replay"] == "true"
         assert again.content == first.content
         assert httpx2.get(f"{process.url}/_admin/clock").json()["offset_s"] == 100
+
+
+def test_tables_of_another_version_are_made_anew(make_database: DatabaseMaker) -> None:
+    database = make_database()
+    start_sandbox_process(database).stop()
+    with psycopg.connect(database) as connection:
+        connection.execute("UPDATE sandbox_admin.world SET schema_digest = 'of another version'")
+        connection.execute("ALTER TABLE sandbox_refunds.refunds RENAME COLUMN status TO state")
+        connection.execute("CREATE TABLE somebody_elses (id int)")
+    with start_sandbox_process(database) as process:
+        assert httpx2.get(f"{process.url}/_admin/tables").json()["counts"]["refunds"] == 4
+    with psycopg.connect(database) as connection:
+        connection.execute("SELECT * FROM somebody_elses")
 
 
 def test_a_hanging_request_does_not_hold_up_the_end(make_database: DatabaseMaker) -> None:
