@@ -31,20 +31,24 @@ def outage_of(error: Exception, *, model: str, timeout_s: float) -> ModelOutage:
     """The outage that this exception means.
 
     Retryable are rate limits, server faults, time-outs, refused or dropped connections and bodies that cannot be
-    read. An account without quota, a wrong key, name or request are not: no other attempt can help.
+    read. An account without quota, a wrong key, name or request are not: no other attempt can help. Billable are
+    the attempts that were sent and got no error status back.
     """
     status = _status(error)
     if status is not None:
         return _of_status(status, error, model)
     kinds = {cause_type.__name__ for cause in _causes(error) for cause_type in type(cause).__mro__}
+    # Where no connection came about, nothing was sent; after that, the provider may have done the work.
+    sent = kinds.isdisjoint({"ConnectError", "ConnectTimeout", "PoolTimeout", "ConnectionRefusedError"})
     if any("Timeout" in kind for kind in kinds):
-        return ModelOutage(f"{model} did not answer within {timeout_s:g} s", retryable=True)
+        return ModelOutage(f"{model} did not answer within {timeout_s:g} s", retryable=True, billable=sent)
     if any("Connect" in kind or "ProtocolError" in kind or "Network" in kind for kind in kinds):
-        return ModelOutage(f"{model} could not be reached, or broke off: {_detail(error)}", retryable=True)
+        what = "broke off" if sent else "could not be reached"
+        return ModelOutage(f"{model} {what}: {_detail(error)}", retryable=True, billable=sent)
     if isinstance(error, OSError):
-        return ModelOutage(f"{model} could not be reached: {_detail(error)}", retryable=True)
+        return ModelOutage(f"{model} could not be reached: {_detail(error)}", retryable=True, billable=sent)
     if isinstance(error, _UNUSABLE_BODY) or "APIResponseValidationError" in kinds:
-        return ModelOutage(f"{model} sent a body that cannot be read: {_detail(error)}", retryable=True)
+        return _unreadable(model, error)
     return ModelOutage(f"{model} failed: {_detail(error)}", retryable=False)
 
 
@@ -59,9 +63,14 @@ def _of_status(status: int, error: Exception, model: str) -> ModelOutage:
             f"{model} answered with status {status}: {detail}", retryable=True, retry_after_s=_retry_after_s(error)
         )
     if status < 400:
-        return ModelOutage(f"{model} sent a body that cannot be read: {detail}", retryable=True)
+        return _unreadable(model, error)
     advice = _WHAT_TO_DO.get(status, "the provider refused the request")
     return ModelOutage(f"{model}: {advice} (status {status}): {detail}", retryable=False)
+
+
+def _unreadable(model: str, error: Exception) -> ModelOutage:
+    detail = _detail(error)
+    return ModelOutage(f"{model} sent a body that cannot be read: {detail}", retryable=True, billable=True)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

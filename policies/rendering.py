@@ -70,6 +70,7 @@ MAX_QUOTED_CHARS = 1_000
 """How much of an unusable answer or of unusable arguments is shown to the model again."""
 
 _CALL_KINDS = frozenset({"tool", "invalid", "control"})
+_INVALID: Mapping[str, JsonValue] = {"note": "feedback", "about": "invalid_proposal"}
 _USABLE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 # "[" is only escaped where it opens a word in capitals, as in [INST]; JSON's own brackets never do.
 _TEMPLATE_CHARACTERS = re.compile(r"[<>&]|\[(?=/?[A-Z][A-Z_ ]*\])")
@@ -273,7 +274,9 @@ def _rendered_calls(turn: Sequence[JournalEntry], evidence: Mapping[str, Evidenc
     for entry in turn:
         if entry not in named:
             report: dict[str, JsonValue] = {"invalid_call": entry.tool[:MAX_QUOTED_CHARS]}
-            messages.append(_from_runtime({**report, **_observation(entry, None), **_position(entry, steps_left)}))
+            messages.append(
+                _from_runtime({**_INVALID, **report, **_observation(entry, None), **_position(entry, steps_left)})
+            )
     return _Turn(messages, summaries)
 
 
@@ -350,12 +353,14 @@ def _unusable_answer(entry: JournalEntry, steps_left: int) -> list[PromptMessage
     messages = []
     if entry.text:
         messages.append(PromptMessage(role="assistant", content=neutral_text(entry.text[:MAX_QUOTED_CHARS])))
-    report = {"feedback": "invalid_proposal", **_observation(entry, None), **_position(entry, steps_left)}
+    report = {**_INVALID, **_observation(entry, None), **_position(entry, steps_left)}
     return [*messages, _from_runtime(report)]
 
 
 def _note(entry: JournalEntry) -> PromptMessage:
-    note: dict[str, JsonValue] = {entry.kind: entry.validation or entry.kind, "message": entry.text}
+    note: dict[str, JsonValue] = {"note": entry.kind, "message": entry.text}
+    if entry.kind == "feedback":
+        note["about"] = entry.validation
     if entry.tool:
         note["tool"] = entry.tool
     if entry.args:

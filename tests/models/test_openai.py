@@ -248,6 +248,7 @@ async def test_waiting_may_help(
     provider.answers.append(answer)
     found = await outage(model)
     assert found.retryable
+    assert not found.billable
     assert found.retry_after_s == retry_after_s
     assert len(provider.requests) == 1
 
@@ -300,6 +301,7 @@ async def test_an_unusable_body_is_worth_another_attempt(
     provider.answers.append(answer)
     found = await outage(model)
     assert found.retryable, str(found)
+    assert found.billable
     assert len(provider.requests) == 1
 
 
@@ -307,6 +309,7 @@ async def test_slow_bytes_run_into_the_callers_time_out(provider: Provider, mode
     provider.answers.append(Answer(BODY, drip=True))
     found = await outage(model, timeout_s=0.4)
     assert found.retryable
+    assert found.billable
     assert "0.4 s" in str(found)
     assert len(provider.requests) == 1
 
@@ -317,6 +320,7 @@ async def test_a_refused_connection_is_worth_another_attempt() -> None:
         port = unused.getsockname()[1]
     found = await outage(model_at(f"http://127.0.0.1:{port}/v1"))
     assert found.retryable
+    assert not found.billable
     assert "could not be reached" in str(found)
 
 

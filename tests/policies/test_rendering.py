@@ -190,7 +190,12 @@ def test_a_refused_finish_is_a_call_and_the_runtimes_word() -> None:
     assert json.loads(messages[0].calls[0].arguments_json) == {"message": "Done."}
     label, _, note = messages[2].content.partition(": ")
     assert label == "RUNTIME"
-    assert json.loads(note) == {"feedback": "completion_rejected", "message": "no", "step": 1}
+    assert json.loads(note) == {
+        "note": "feedback",
+        "about": "completion_rejected",
+        "message": "no",
+        "step": 1,
+    }
 
 
 def test_an_unusable_answer_is_quoted_and_answered() -> None:
