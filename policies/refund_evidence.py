@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from agentic_loop.graph.records import EvidenceRecord
+from agentic_loop.graph.records import EvidenceRecord, TaskView
 
 
 class WireValue(BaseModel):
@@ -137,3 +137,86 @@ def _lists(evidence: Sequence[EvidenceRecord]) -> Iterator[tuple[EvidenceRecord,
             listed = read_as(RefundListSeen, record.payload)
             if listed is not None:
                 yield record, listed
+
+
+GOOD_STATUSES: tuple[str, ...] = ("pending", "settled")
+"""The statuses of a refund that is on its way or has arrived."""
+
+_DONE = ("executed", "verified")
+
+
+def order_of_task(view: TaskView) -> str | None:
+    """The order that the task is about: as its inputs say, else the newest that was looked up with its refunds."""
+    named = view.task.inputs.get("order_id")
+    if named:
+        return named
+    for record in reversed(view.evidence):
+        order = read_as(OrderSeen, record.payload) if record.tool == "lookup_order" else None
+        if order is not None and refund_status_known(view.evidence, order.order_id):
+            return order.order_id
+    return None
+
+
+def issued_refund(view: TaskView) -> RefundRecord | None:
+    """The refund that this task issued, as the service answered."""
+    issued = [record for record in _sightings(view.evidence) if record.evidence.tool == "issue_refund"]
+    return issued[-1] if issued else None
+
+
+def refund_at_stake(view: TaskView) -> RefundRecord | None:
+    """The refund that settles the case: the one issued, else one that exists for the order's later capture.
+
+    Of several the newest that did not fail is meant.
+    """
+    issued = issued_refund(view)
+    order_id = order_of_task(view)
+    found = newest_order(view.evidence, order_id) if issued is None and order_id is not None else None
+    later = found[0].later_capture if found is not None else None
+    if later is None:
+        return issued
+    candidates = [
+        record
+        for record in refunds_seen(view.evidence).values()
+        if record.refund.order_id == order_id and record.refund.payment_id == later.payment_id
+    ]
+    alive = [record for record in candidates if record.refund.status in GOOD_STATUSES]
+    return max(alive or candidates, key=lambda record: record.evidence.ordinal, default=None)
+
+
+def read_back(view: TaskView, refund_id: str) -> RefundRecord | None:
+    """The newest reading of a refund by its id; one from before this task issued it does not count."""
+    issued = issued_refund(view)
+    since = issued.evidence.ordinal if issued is not None and issued.refund.refund_id == refund_id else 0
+    readings = [
+        record
+        for record in _sightings(view.evidence)
+        if record.evidence.tool == "get_refund"
+        and record.refund.refund_id == refund_id
+        and record.evidence.ordinal > since
+    ]
+    return readings[-1] if readings else None
+
+
+def notice_reference(refund_id: str) -> str:
+    """The reference under which the customer is told about a refund, once."""
+    return f"refund:{refund_id}"
+
+
+def notice_sent(view: TaskView, refund_id: str) -> bool:
+    """Whether the customer was told about the refund."""
+    reference = notice_reference(refund_id)
+    key = f"notify:{reference}:v1"
+    return notice_of(view, refund_id) is not None or any(
+        action.kind == "notify_customer" and action.key == key and action.status in _DONE
+        for action in view.outstanding
+    )
+
+
+def notice_of(view: TaskView, refund_id: str) -> EvidenceRecord | None:
+    """The evidence that the customer was told about the refund; its arguments hold the text."""
+    for record in reversed(view.evidence):
+        if record.tool == "notify_customer" and record.args.get("reference") == notice_reference(refund_id):
+            notification = read_as(NotificationSeen, record.payload)
+            if notification is not None and notification.status == "sent":
+                return record
+    return None

@@ -84,7 +84,9 @@ def _refund_of_call(
         case "get_refund":
             return refunds.get(_text(args, "refund_id"))
         case "notify_customer":
-            return refunds.get(_text(args, "reference").removeprefix("refund:"))
+            # Only this spelling: another reference would be another idempotency key, and a second message.
+            kind, _, refund_id = _text(args, "reference").partition(":")
+            return refunds.get(refund_id) if kind == "refund" else None
         case _:
             return None
 
