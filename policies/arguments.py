@@ -222,7 +222,8 @@ def _closed(
     """
     if has_all_of is None:
         has_all_of = '"allOf"' in json.dumps(schema)
-    closed = dict(schema)
+    # An object schema that names no properties at all takes none.
+    closed = {"properties": {}, **schema} if root else dict(schema)
     for word in ("properties", "$defs", "definitions"):
         children = schema.get(word)
         if isinstance(children, dict) and not (has_all_of and word != "properties"):
@@ -309,6 +310,8 @@ def _problem(error: jsonschema_rs.ValidationError) -> str:
         case "additionalProperties" | "unevaluatedProperties":
             names = ", ".join(_quoted(str(name)) for name in list(wanted)[:3])
             return f"{place}: takes no field named {names}"
+        case "falseSchema":
+            return f"{place}: takes no value here"
         case "enum":
             return f"{place}: must be one of {_shown(wanted)}"
         case _:
