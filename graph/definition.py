@@ -100,8 +100,8 @@ class LoopDefinition:
             strangers = sorted(set(rule.tools) - set(self.contract.allowed_tools))
             if strangers:
                 raise Misuse(
-                    f"loop {self.contract.name!r}: phase {rule.name!r} names {', '.join(strangers)}, which allowed_tools "
-                    "does not list; add them there or remove them from the phase"
+                    f"loop {self.contract.name!r}: phase {rule.name!r} names {', '.join(strangers)}, which "
+                    "allowed_tools does not list; add them there or remove them from the phase"
                 )
 
 

@@ -24,7 +24,7 @@ class ModelOutage(Outage):
     """The model could not be reached or did not answer.
 
     ``retryable`` says whether another attempt may help; ``retry_after_s`` is what the provider asked for.
-    ``billable`` says that the provider may charge for the attempt although no answer arrived (a time-out, a cut body).
+    ``billable`` says that the provider may charge for the attempt although no answer arrived (a time-out, say).
     """
 
     def __init__(

@@ -8,13 +8,14 @@ Source: DESIGN §10.
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Literal, Protocol
+from typing import Protocol
 
 from pydantic import JsonValue
 
 from .records import (
     ApprovalRow,
     BeginAnswer,
+    Decision,
     EvidenceRecord,
     Intent,
     JournalEntry,
@@ -227,7 +228,7 @@ class Approvals(Protocol):
         self,
         approval_id: str,
         *,
-        decision: Literal["approved", "edited", "rejected", "answered", "expired"],
+        decision: Decision,
         decided_by: str,
         decided_role: str,
         at: datetime,

@@ -209,6 +209,10 @@ BeginAnswer: TypeAlias = Begun | AlreadyBegun | KeyConflict | ApprovalRefused | 
 """What the ledger says to an attempt to begin an effect."""
 
 
+Decision: TypeAlias = Literal["approved", "edited", "rejected", "answered", "expired"]
+"""What became of an approval, once and for all."""
+
+
 @dataclass(frozen=True)
 class ApprovalRow:
     """One approval: exactly one action of one task.
@@ -233,7 +237,7 @@ class ApprovalRow:
     round: int
     requested_at: datetime
     expires_at: datetime
-    decision: Literal["approved", "edited", "rejected", "answered", "expired"] | None = None
+    decision: Decision | None = None
     decided_by: str = ""
     decided_role: str = ""
     decided_at: datetime | None = None

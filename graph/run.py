@@ -3,7 +3,7 @@
 Source: DESIGN §1 (who uses it), §7 (the lease is taken before the graph is entered).
 """
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast
@@ -16,7 +16,7 @@ from pydantic import JsonValue
 from .build import LoopGraph, build_graph
 from .definition import LoopDefinition, Ports
 from .errors import Misuse
-from .ports import Clock, Ids, Model
+from .ports import Clock, Identity, Ids, Model
 from .records import ApprovalRow, EvidenceRecord, JournalEntry, TaskRow
 from .state import (
     TERMINAL,
@@ -36,6 +36,10 @@ from .system import ContextIdentity, RandomIds, SystemClock, acting_as
 
 DecisionType: TypeAlias = Literal["approve", "edit", "reject", "respond"]
 """What a person can answer to a request for approval."""
+
+
+Watcher: TypeAlias = Callable[[str, LoopState], None]
+"""Is told each node that has run, and what it changed."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +73,14 @@ class TaskState:
 class Runtime:
     """Runs tasks of the given loops against one set of stores.
 
-    Open one with :func:`open_runtime`. Every method that acts takes the principal whom the host's authentication
-    established; nothing in a payload can say who somebody is.
+    Open one with :func:`open_runtime`. ``watch`` is told what each node did while a task runs. Every method that acts
+    takes the principal whom the host's authentication established; nothing in a payload can say who somebody is.
     """
 
-    def __init__(self, loops: Mapping[str, LoopDefinition], stores: Stores, ports: Ports) -> None:
+    def __init__(
+        self, loops: Mapping[str, LoopDefinition], stores: Stores, ports: Ports, *, watch: Watcher | None = None
+    ) -> None:
+        self._watch = watch
         self._loops = dict(loops)
         self._stores = stores
         self._ports = ports
@@ -297,9 +304,17 @@ class Runtime:
         with _running_as(uuid4().hex):
             await self._ports.lease.acquire(task_id)
             try:
-                await graph.ainvoke(given, self._config(task_id))
+                async for part in graph.astream(given, self._config(task_id), stream_mode="updates"):
+                    self._show(part)
             finally:
                 await self._ports.lease.release(task_id)
+
+    def _show(self, part: object) -> None:
+        if self._watch is None or not isinstance(part, Mapping):
+            return
+        for node, update in part.items():
+            if isinstance(update, Mapping):
+                self._watch(str(node), cast(LoopState, update))
 
     @staticmethod
     def _config(task_id: str) -> RunnableConfig:
@@ -322,31 +337,43 @@ def _names(value: object, approval_id: str) -> bool:
 
 @asynccontextmanager
 async def open_runtime(
-    loops: Mapping[str, LoopDefinition],
+    define: Callable[[Clock, Ids], Mapping[str, LoopDefinition]],
     *,
     database_url: str,
     model: Model,
     clock: Clock | None = None,
     ids: Ids | None = None,
+    watch: Watcher | None = None,
 ) -> AsyncIterator[Runtime]:
     """A runtime on this database, migrated and ready; everything is closed again at the end of the block.
 
+    ``define`` makes the loops with the clock and the ids that the runtime uses.
+
     Raises:
         Outage: the database cannot be reached.
-        Misuse: the database has a newer schema than this code understands.
+        Misuse: the database has a newer schema than this code understands, or a loop is not in order.
     """
+    the_clock, the_ids = clock or SystemClock(), ids or RandomIds()
+    loops = define(the_clock, the_ids)
     async with open_stores(database_url) as stores:
-        yield Runtime(loops, stores, ports_on(stores, model=model, clock=clock, ids=ids))
+        ports = ports_on(stores, model=model, clock=the_clock, ids=the_ids)
+        yield Runtime(loops, stores, ports, watch=watch)
 
 
 def ports_on(
-    stores: Stores, *, model: Model, clock: Clock | None = None, ids: Ids | None = None, bare_answers: bool = False
+    stores: Stores,
+    *,
+    model: Model,
+    clock: Clock,
+    ids: Ids,
+    identity: Identity | None = None,
+    bare_answers: bool = False,
 ) -> Ports:
     """The ports of a process that runs on these stores."""
     return Ports(
-        clock=clock or SystemClock(),
-        ids=ids or RandomIds(),
-        identity=ContextIdentity(),
+        clock=clock,
+        ids=ids,
+        identity=identity or ContextIdentity(),
         model=model,
         evidence=stores.evidence,
         journal=stores.journal,

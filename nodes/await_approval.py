@@ -1,5 +1,6 @@
 """Await approval: pause durably until an entitled person answers, and take exactly one answer."""
 
+from collections.abc import Mapping
 from typing import assert_never
 
 from langgraph.types import interrupt
@@ -7,7 +8,7 @@ from pydantic import JsonValue
 
 from agentic_loop.graph.definition import NodeContext
 from agentic_loop.graph.errors import Defect
-from agentic_loop.graph.records import ApprovalRow
+from agentic_loop.graph.records import ApprovalRow, Decision
 from agentic_loop.graph.state import (
     ApprovalAnswer,
     CallFault,
@@ -43,7 +44,7 @@ async def await_approval(state: LoopState, context: NodeContext) -> LoopState:
         raise Defect(f"task {context.task_id} waits for an approval that is not on record")
     answer: JsonValue = None
     if row.decision is None and context.now() < row.expires_at:
-        answer = interrupt(_request(row, state))
+        answer = interrupt(await _request(row, state, context))
     principal = context.ports.identity.principal()
     outcome = approvals.judge_answer(
         row, answer, principal=principal, now=context.now(), bare_answers=context.ports.bare_answers
@@ -70,8 +71,9 @@ async def await_approval(state: LoopState, context: NodeContext) -> LoopState:
             assert_never(outcome)
 
 
-def _request(row: ApprovalRow, state: LoopState) -> dict[str, JsonValue]:
-    payload = approvals.request_payload(row)
+async def _request(row: ApprovalRow, state: LoopState, context: NodeContext) -> dict[str, JsonValue]:
+    view = await task_view(state, context)
+    payload = approvals.request_payload(row, view.evidence)
     refused = state.get("answer")
     if refused is not None and refused.kind == "pending":
         payload["last_answer_refused"] = refused.message
@@ -85,7 +87,7 @@ def _pending(row: ApprovalRow, detail: str) -> LoopState:
 
 async def _decided(
     row: ApprovalRow,
-    decision: approvals.Decision,
+    decision: Decision,
     principal: Principal | None,
     state: LoopState,
     context: NodeContext,
@@ -134,7 +136,7 @@ async def _edited(
 
 async def _decide(
     row: ApprovalRow,
-    decision: approvals.Decision,
+    decision: Decision,
     principal: Principal | None,
     role: str,
     context: NodeContext,
@@ -171,7 +173,7 @@ def _follow(row: ApprovalRow, state: LoopState, usage: Usage) -> LoopState:
             assert_never(row.decision)
 
 
-def edited_proposal(row: ApprovalRow, tool: str, args: approvals.Arguments) -> Proposal:
+def edited_proposal(row: ApprovalRow, tool: str, args: Mapping[str, JsonValue]) -> Proposal:
     """The action as a person edited it, as a proposal that goes through every gate again."""
     call = ProposedCall(call_id=f"edit-{row.id}", name=tool, arguments_json=canonical_json(dict(args)))
     return Proposal(source="model", calls=[call])

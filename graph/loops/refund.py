@@ -19,7 +19,7 @@ from agentic_loop.graph.state import Limits
 from agentic_loop.policies.authorisation import PolicySet
 from agentic_loop.policies.completion import refund as completion
 from agentic_loop.policies.refund_facts import RefundFacts, refund_facts
-from agentic_loop.policies.settlement import final_message, next_proposal, phase_of
+from agentic_loop.policies.settlement import next_proposal, phase_of
 from agentic_loop.tools.http import LazyHttpClient, ServiceClient, ServiceUrls
 from agentic_loop.tools.notifications import NOTIFICATIONS_SERVICE, HttpNotifier
 from agentic_loop.tools.refunds import refund_tools
@@ -83,7 +83,7 @@ def refund_loop(
         workflow=next_proposal,
         phase_of=phase_of,
         tenant_of=_tenant_of,
-        final_message=final_message,
+        final_message=_final_message,
         notifier=HttpNotifier(notices, ids=ids, clock=clock),
     )
 
@@ -94,3 +94,10 @@ def _facts(tool: str, args: Mapping[str, JsonValue], view: TaskView) -> BaseMode
 
 def _tenant_of(tool: str, args: Mapping[str, JsonValue], view: TaskView) -> str | None:
     return refund_facts(tool, args, view).order_tenant
+
+
+def _final_message(view: TaskView) -> str:
+    """What the customer was told, with its citations."""
+    notices = [record for record in view.evidence if record.tool == "notify_customer"]
+    body = notices[-1].args.get("body") if notices else None
+    return body if isinstance(body, str) else view.message
