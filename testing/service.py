@@ -72,7 +72,7 @@ class _World:
     kept: dict[tuple[str, str], tuple[JsonValue, _Answer]] = field(default_factory=dict)
     requests: list[ServedRequest] = field(default_factory=list)
     faults: list[_Fault] = field(default_factory=list)
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.Condition = field(default_factory=threading.Condition)
     closing: threading.Event = field(default_factory=threading.Event)
 
 
@@ -130,6 +130,16 @@ class FaultyService:
         """Every request that arrived, oldest first."""
         with self._world.lock:
             return list(self._world.requests)
+
+    def wait_for_effects(self, count: int, timeout_s: float = 5.0) -> None:
+        """Block until so many effects took place; from async code, call it in a thread.
+
+        Raises:
+            TimeoutError: they did not in time.
+        """
+        with self._world.lock:
+            if not self._world.lock.wait_for(lambda: len(self._world.effects) >= count, timeout_s):
+                raise TimeoutError(f"{len(self._world.effects)} of {count} effects after {timeout_s:g} s")
 
     def put(self, name: str, thing: JsonValue) -> None:
         """Set what ``GET /things/NAME`` returns from now on."""
@@ -302,6 +312,7 @@ def _effect(world: _World, request: ServedRequest) -> _Answer:
         return answer if payload == request.body else _refused(422, "key_reused", "this key has another payload")
     effect: dict[str, JsonValue] = {**request.body, "effect_id": f"eff-{len(world.effects) + 1}"}
     world.effects.append(effect)
+    world.lock.notify_all()
     answer = _Answer(201, effect)
     # The first effect of a key is the one that a lookup finds, whether or not the key is honoured.
     world.kept.setdefault((request.tenant, key), (request.body, answer))
