@@ -115,7 +115,7 @@ def _charged(usage: Usage, *, billed: ModelUsage, cost_micro_usd: int, estimated
 
 def remaining_s(limits: Limits, usage: Usage) -> float:
     """The active time that is left, in seconds, never below zero; time spent suspended does not count."""
-    return max(0.0, limits.max_active_s - usage.active_ms / 1_000)
+    return max(0, limits.max_active_s * 1_000 - usage.active_ms) / 1_000
 
 
 def time_out_s(declared_s: float, limits: Limits, usage: Usage) -> float | Refused:

@@ -433,6 +433,7 @@ def test_an_answer_with_several_calls_yields_exactly_those_calls(row: dict[str, 
     assert verdict.kind == "calls"
     assert len(verdict.calls) == len(expected)
     for one, proposed in zip(verdict.calls, expected, strict=True):
+        assert isinstance(proposed, dict)
         # A few recorded calls break their own schema; such a call fails alone.
         fits = jsonschema_rs.is_valid(dict(shapes[one.tool].parameters), proposed["arguments"])
         assert (one.fault is None) == fits
