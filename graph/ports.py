@@ -8,7 +8,7 @@ Source: DESIGN §10.
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from pydantic import JsonValue
 
@@ -55,11 +55,15 @@ class Ids(Protocol):
         """A random number in [0, 1), for jitter."""
 
 
+Purpose: TypeAlias = Literal["start", "approve", "resume"]
+"""What somebody is about to do."""
+
+
 class Identity(Protocol):
     """Who acts in this run, as authentication established it."""
 
-    def principal(self) -> Principal | None:
-        """The acting person or service, or None when nobody is authenticated.
+    def principal(self, purpose: Purpose) -> Principal | None:
+        """The person or service that is about to do this, or None when nobody is authenticated.
 
         Source: DESIGN §5: never from a payload, never from model text.
         """

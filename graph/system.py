@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
 
+from .ports import Purpose
 from .state import Principal
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
@@ -59,14 +60,6 @@ class RandomIds:
         return self._random.random()
 
 
-class NobodyIdentity:
-    """The identity of a run in which nobody is authenticated: it can start nothing and approve nothing."""
-
-    def principal(self) -> Principal | None:
-        """Nobody."""
-        return None
-
-
 _acting: ContextVar[Principal | None] = ContextVar("agentic_loop_acting", default=None)
 
 
@@ -87,6 +80,6 @@ def acting_as(principal: Principal) -> Iterator[None]:
 class ContextIdentity:
     """The identity that the innermost ``acting_as`` block established, and nobody outside of one."""
 
-    def principal(self) -> Principal | None:
-        """Whoever acts in this context."""
+    def principal(self, purpose: Purpose) -> Principal | None:
+        """Whoever acts in this context, whatever they are about to do."""
         return _acting.get()

@@ -45,7 +45,7 @@ async def await_approval(state: LoopState, context: NodeContext) -> LoopState:
     answer: JsonValue = None
     if row.decision is None and context.now() < row.expires_at:
         answer = interrupt(await _request(row, state, context))
-    principal = context.ports.identity.principal()
+    principal = context.ports.identity.principal("approve")
     outcome = approvals.judge_answer(
         row, answer, principal=principal, now=context.now(), bare_answers=context.ports.bare_answers
     )

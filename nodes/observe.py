@@ -57,7 +57,7 @@ async def observe(state: LoopState, context: NodeContext) -> LoopState:
 async def _begin(state: LoopState, context: NodeContext) -> LoopState:
     contract = context.loop.contract
     now = context.now()
-    requester = context.ports.identity.principal()
+    requester = context.ports.identity.principal("start")
     if requester is None:
         raise Misuse(
             "nobody is authenticated: start the task as somebody (acting_as(...) in an app, --as on the command "
@@ -104,7 +104,7 @@ async def _resume(state: LoopState, context: NodeContext) -> LoopState:
     task, ending = state["task"], state.get("ending")
     if state["status"] == "SUCCEEDED":
         raise Misuse(f"task {task.task_id} has succeeded, which is final; start a new task (agentic-loop revise)")
-    actor = context.ports.identity.principal()
+    actor = context.ports.identity.principal("resume")
     request = _checked_resumption(state.get("resumption") or {})
     _require_entitlement(context, task.requester, actor)
     assert actor is not None
