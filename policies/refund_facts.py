@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 from agentic_loop.graph.records import TaskView
 
 from .claims import cited, unsupported
-from .refund_evidence import OrderSeen, RefundRecord, newest_order, refund_status_known, refunds_seen
+from .refund_evidence import OrderSeen, RefundRecord, newest_order, order_of_task, refund_status_known, refunds_seen
 
 
 class RefundFacts(BaseModel):
@@ -44,7 +44,7 @@ def refund_facts(tool: str, args: Mapping[str, JsonValue], view: TaskView) -> Re
     """The facts about one call, from the newest evidence about the order that the call concerns."""
     refunds = refunds_seen(view.evidence)
     refund = _refund_of_call(tool, args, refunds)
-    order_id = refund.refund.order_id if refund is not None else _text(args, "order_id")
+    order_id = _order_of_call(tool, args, view, refund)
     payment_id = _text(args, "payment_id")
     found = newest_order(view.evidence, order_id)
     order = None if found is None else found[0]
@@ -57,6 +57,13 @@ def refund_facts(tool: str, args: Mapping[str, JsonValue], view: TaskView) -> Re
         message_problems=_message_problems(args, view) if tool == "notify_customer" else 0,
     )
     return common if order is None else common.model_copy(update=_order_facts(order, payment_id))
+
+
+def _order_of_call(tool: str, args: Mapping[str, JsonValue], view: TaskView, refund: RefundRecord | None) -> str:
+    if refund is not None:
+        return refund.refund.order_id
+    # A notification names no order; without a refund to lead to one, it can only be about the task's.
+    return (order_of_task(view) or "") if tool == "notify_customer" else _text(args, "order_id")
 
 
 def _order_facts(order: OrderSeen, payment_id: str) -> dict[str, JsonValue]:
