@@ -38,10 +38,10 @@ async def authorise(state: LoopState, context: NodeContext) -> LoopState:
 async def _judged(call: CheckedCall, state: LoopState, context: NodeContext, view: TaskView) -> CheckedCall:
     if call.fault is not None:
         return call
-    repeated = call.effect == "read" and progress.would_repeat(
-        state["progress"], call.args_hash, context.loop.contract.thresholds
-    )
-    if repeated:
+    proposal = state.get("proposal")
+    by_model = proposal is not None and proposal.source == "model"
+    thresholds = context.loop.contract.thresholds
+    if by_model and call.effect == "read" and progress.would_repeat(state["progress"], call.args_hash, thresholds):
         message = f"{call.tool} with these arguments has already given the same answer; it is not called again"
         return call.model_copy(update={"fault": CallFault(category="repeat_refused", message=message)})
     request = _Request.of(call, context, view)

@@ -18,6 +18,14 @@ from .build_input import tool_offers
 class _Answered:
     reply: ModelReply
     usage: Usage
+    reservation: Reservation
+
+
+@dataclass(frozen=True)
+class _TryAgain:
+    usage: Usage
+    reservation: Reservation
+    delay_s: float
 
 
 @dataclass(frozen=True)
@@ -44,8 +52,8 @@ async def decide(state: LoopState, context: NodeContext) -> LoopState:
     match answer:
         case _GaveUp(halt, usage):
             return {"halt": halt, "usage": usage, "reservation": None, "next": "stop_check"}
-        case _Answered(reply, usage):
-            return await _settled(state, context, prompt, reservation, reply, usage)
+        case _Answered(reply, usage, reserved):
+            return await _settled(context, prompt, reserved, reply, usage)
         case _:
             assert_never(answer)
 
@@ -78,12 +86,13 @@ async def _ask(
                 prompt, offers, max_output_tokens=reservation.output_tokens, timeout_s=timeout_s
             )
         except ModelOutage as outage:
-            usage, halt, delay_s = _after_fault(outage, attempt, state, context, reservation, usage, began)
-            if halt is not None:
-                return _GaveUp(halt, usage)
-            await context.ports.clock.sleep(delay_s)
+            fault = _after_fault(outage, attempt, state, context, reservation, usage, began)
+            if isinstance(fault, _GaveUp):
+                return fault
+            usage, reservation = fault.usage, fault.reservation
+            await context.ports.clock.sleep(fault.delay_s)
         else:
-            return _Answered(reply, usage)
+            return _Answered(reply, usage, reservation)
     return _GaveUp(
         Halt(kind="model_unavailable", reason="model_unavailable", detail="the model did not answer"), usage
     )
@@ -97,8 +106,8 @@ def _after_fault(
     reservation: Reservation,
     usage: Usage,
     began: datetime,
-) -> tuple[Usage, Halt | None, float]:
-    """What a failed attempt costs, and whether another one may follow after which delay (seconds)."""
+) -> _TryAgain | _GaveUp:
+    """What a failed attempt costs, and whether another one may follow, under a reservation of its own."""
     limits = state["limits"]
     elapsed_ms = _elapsed_ms(began, context.now())
     clocked = usage.model_copy(update={"active_ms": state["usage"].active_ms + elapsed_ms})
@@ -115,7 +124,7 @@ def _after_fault(
     match answer:
         case retries.GiveUp(detail):
             halt = Halt(kind="model_unavailable", reason="model_unavailable", detail=f"{outage} ({detail})")
-            return usage, halt, 0.0
+            return _GaveUp(halt, usage)
         case retries.RetryAfter(delay_s):
             usage = usage.model_copy(update={"inference_retries": usage.inference_retries + 1})
             again = budgets.reserve(
@@ -127,14 +136,13 @@ def _after_fault(
                 cost_micro_usd=reservation.cost_micro_usd,
             )
             if isinstance(again, budgets.Refused):
-                return usage, Halt(kind="budget", reason=again.reason, detail=again.detail), 0.0
-            return usage, None, delay_s
+                return _GaveUp(Halt(kind="budget", reason=again.reason, detail=again.detail), usage)
+            return _TryAgain(usage, again, delay_s)
         case _:
             assert_never(answer)
 
 
 async def _settled(
-    state: LoopState,
     context: NodeContext,
     prompt: Prompt,
     reservation: Reservation,

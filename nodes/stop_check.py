@@ -167,7 +167,7 @@ def control_entry(state: LoopState, context: NodeContext, version: int, fault: C
         phase=state["phase"],
         kind="control",
         source=proposal.source if proposal is not None else "runtime",
-        call_id=proposed.call_id if proposed else "",
+        call_id=verdict.calls[0].call_id if verdict is not None and verdict.calls else "",
         tool=verdict.kind if verdict is not None else "",
         arguments_json=proposed.arguments_json if proposed else "",
         text=verdict.text if verdict is not None else "",

@@ -287,7 +287,8 @@ def _entry(step: Step, call: CheckedCall, index: int, notes: _Notes, state_diges
     result = step.results.get(call.call_id)
     observation, evidence_id = notes.observations[call.call_id]
     fault = call.fault if result is None else result.fault
-    proposed = {item.call_id: item.arguments_json for item in step.proposal.calls}
+    # By position: a model may have left ids out or used one twice, and the verdict's calls are in the same order.
+    proposed = step.proposal.calls[index].arguments_json if index < len(step.proposal.calls) else None
     denied_or_invalid = result is None and fault is not None
     return JournalEntry(
         task_id=step.task_id,
@@ -301,7 +302,7 @@ def _entry(step: Step, call: CheckedCall, index: int, notes: _Notes, state_diges
         call_id=call.call_id,
         tool=call.tool,
         args=call.args,
-        arguments_json=proposed.get(call.call_id, canonical_json(dict(call.args))),
+        arguments_json=canonical_json(dict(call.args)) if proposed is None else proposed,
         validation=fault.message if denied_or_invalid and fault is not None else "ok",
         authorisation=_authorisation(call),
         policy_ids=call.policy_ids,
