@@ -5,8 +5,8 @@ Source: DESIGN §3 (strict allow-list: the default deserialiser executed a craft
 
 import asyncio
 import hashlib
-from collections.abc import Callable
-from typing import Final, TypeAlias
+from functools import partial
+from typing import Final
 
 import ormsgpack
 from langchain_core.runnables import RunnableConfig
@@ -21,12 +21,10 @@ from ..state import PERSISTED_TYPES, Value
 from .database import Connection, Pool, connection
 from .text import original, storable
 
-ExtensionHook: TypeAlias = Callable[[int, bytes], object]
-"""What turns an extension value of msgpack into an object."""
-
 SETUP_LOCK: Final = int.from_bytes(hashlib.sha256(b"agentic_loop.saver").digest()[:8], signed=True)
 """The advisory lock that makes starting processes set LangGraph's tables up in turn."""
 
+_UNPACK_OPTIONS: Final = ormsgpack.OPT_NON_STR_KEYS
 _SETUP_ATTEMPTS: Final = 600
 _PAUSE_BETWEEN_ATTEMPTS_S: Final = 0.1
 
@@ -55,8 +53,6 @@ class StrictSerializer(JsonPlusSerializer):
         self._persisted: dict[tuple[str, str], type[Value]] = {
             (persisted.__module__, persisted.__name__): persisted for persisted in PERSISTED_TYPES
         }
-        self._library_hook: ExtensionHook = self._unpack_ext_hook
-        self._unpack_ext_hook = self._revive
 
     def with_msgpack_allowlist(self, extra_allowlist: object) -> "StrictSerializer":
         """This serializer: the list is closed, whatever a graph's schema mentions."""
@@ -68,31 +64,47 @@ class StrictSerializer(JsonPlusSerializer):
         Raises:
             Defect: the blob is of a kind that this saver never writes, or its content is not a valid value.
         """
-        kind, _ = data
-        if kind not in ("null", "bytes", "bytearray", "msgpack"):
-            raise Defect(f"A checkpoint holds a value of kind {kind!r}, which is never read. Restore the database.")
-        try:
-            return super().loads_typed(data)
-        except ormsgpack.MsgpackDecodeError as error:
-            raise Defect(f"A checkpoint holds bytes that cannot be read: {error}. Restore the database.") from error
+        kind, content = data
+        match kind:
+            case "null" | "bytes" | "bytearray":
+                return super().loads_typed(data)
+            case "msgpack":
+                return self._unpacked(content)
+            case _:
+                raise Defect(
+                    f"A checkpoint holds a value of kind {kind!r}, which is never read. Restore the database."
+                )
 
-    def _revive(self, code: int, data: bytes) -> object:
+    def _unpacked(self, content: bytes) -> object:
+        # The unpacker forgets what its hook raised, therefore the hook leaves its reason here.
+        reasons: list[Defect] = []
+        try:
+            return ormsgpack.unpackb(content, ext_hook=partial(self._revive, reasons), option=_UNPACK_OPTIONS)
+        except ormsgpack.MsgpackDecodeError as error:
+            unreadable = Defect(f"A checkpoint holds bytes that cannot be read: {error}. Restore the database.")
+            raise (reasons[0] if reasons else unreadable) from error
+
+    def _revive(self, reasons: list[Defect], code: int, content: bytes) -> object:
+        """Turn an extension value into an object: ours strictly, all others as the library does."""
         if code == EXT_PYDANTIC_V2:
-            named = ormsgpack.unpackb(data, ext_hook=self._revive, option=ormsgpack.OPT_NON_STR_KEYS)
+            named = ormsgpack.unpackb(content, ext_hook=partial(self._revive, reasons), option=_UNPACK_OPTIONS)
             match named:
                 case [str(module), str(name), values, *_] if (module, name) in self._persisted:
-                    return self._validated(self._persisted[module, name], values)
-        return self._library_hook(code, data)
+                    return _validated(self._persisted[module, name], values, reasons)
+        return self._unpack_ext_hook(code, content)
 
-    def _validated(self, persisted: type[Value], values: object) -> Value:
-        """The value as its class makes it; the library would pass over the validation where it fails."""
-        try:
-            return persisted.model_validate(values)
-        except ValidationError as error:
-            raise Defect(
-                f"A checkpoint holds a {persisted.__name__} that this version cannot read: {error}. "
-                "Go on with the version that wrote it."
-            ) from error
+
+def _validated(persisted: type[Value], values: object, reasons: list[Defect]) -> Value:
+    """The value as its class makes it; the library would pass over the validation where it fails."""
+    try:
+        return persisted.model_validate(values)
+    except ValidationError as error:
+        defect = Defect(
+            f"A checkpoint holds a {persisted.__name__} that this version cannot read: {error}. "
+            "Go on with the version that wrote it."
+        )
+        reasons.append(defect)
+        raise defect from error
 
 
 class LoopSaver(AsyncPostgresSaver):

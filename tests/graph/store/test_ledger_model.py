@@ -278,7 +278,7 @@ def test_the_ledger_follows_its_model(store_url: str) -> None:
         try:
             runner.run(migrate(pool))
             LedgerMachine.pool, LedgerMachine.runner = pool, runner
-            run_state_machine_as_test(  # type: ignore[no-untyped-call]
+            run_state_machine_as_test(
                 LedgerMachine, settings=settings(max_examples=40, stateful_step_count=25, deadline=None)
             )
         finally:
