@@ -19,6 +19,11 @@ def context(*, key: str | None = None, timeout_s: float = 5.0, tenant: str = "ac
     )
 
 
+def patience_s(kind: str) -> float:
+    """How long to wait for a service with this fault: briefly only where nothing will come."""
+    return 0.5 if kind.startswith("timeout") or kind == "slow" else 10.0
+
+
 def apply_tool(service: ServiceClient, reconcile: Reconcile | None = None) -> ToolSpec:
     """A write on the faulty service."""
 

@@ -22,7 +22,7 @@ from agentic_loop.tools.http import (
 )
 from agentic_loop.tools.tool import Absent, Found, ToolResult, Undecided, run_call, run_reconcile
 
-from .support import apply_tool, context, thing_tool
+from .support import apply_tool, context, patience_s, thing_tool
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ async def test_faults_of_a_read(
 ) -> None:
     faulty.fail(kind, method="GET", delay_s=5)
     with pytest.raises(ToolFault) as raised:
-        await client.read("GET", "/things/lamp", context(timeout_s=0.3))
+        await client.read("GET", "/things/lamp", context(timeout_s=patience_s(kind)))
     assert (raised.value.category, raised.value.retryable) == (category, retryable)
     assert "lamp-service" in str(raised.value)
     assert await client.read("GET", "/things/lamp", context()) == {"lit": True}
@@ -205,7 +205,8 @@ async def test_a_lost_write_is_unknown_and_a_lookup_says_what_happened(
     spec = apply_tool(client)
     faulty.fail(kind, delay_s=5)
     with pytest.raises(OutcomeUnknown):
-        await run_call(spec, {"target": "lamp"}, context(key="apply:lamp:v1", timeout_s=0.3))
+        await run_call(spec, {"target": "lamp"}, context(key="apply:lamp:v1", timeout_s=patience_s(kind)))
+    await asyncio.to_thread(faulty.wait_for_effects, effects)
     assert len(faulty.effects) == effects
     answer = await run_reconcile(spec, {"target": "lamp"}, context(key="apply:lamp:v1"))
     if effects:
@@ -222,7 +223,8 @@ async def test_a_lost_write_is_replayed_with_its_key(
     spec = apply_tool(client, replay_with_key(apply_tool(client).call, key_retention_s=3_600))
     faulty.fail(kind, delay_s=5)
     with pytest.raises(OutcomeUnknown):
-        await run_call(spec, {"target": "lamp"}, context(key="apply:lamp:v1", timeout_s=0.3))
+        await run_call(spec, {"target": "lamp"}, context(key="apply:lamp:v1", timeout_s=patience_s(kind)))
+    await asyncio.to_thread(faulty.wait_for_effects, effects)
     answer = await run_reconcile(spec, {"target": "lamp"}, context(key="apply:lamp:v1"))
     assert isinstance(answer, Found)
     assert len(faulty.effects) == 1

@@ -23,7 +23,7 @@ from agentic_loop.tools.tool import (
 )
 
 from ..conftest import Sandbox
-from .support import context
+from .support import context, patience_s
 
 KEY = "refund:order-8472:pay_5a2:v1"
 REFUND: Mapping[str, Any] = {"order_id": "8472", "payment_id": "pay_5a2", "amount_inr": 2000}
@@ -112,7 +112,7 @@ async def test_refused_reads(
 async def test_faults_of_reads(tools: ToolRegistry, sandbox: Sandbox, kind: str, category: str) -> None:
     await arm(sandbox, "payments-service", "GET /orders/{order_id}", kind)
     with pytest.raises(ToolFault) as raised:
-        await call(tools, "lookup_order", {"order_id": "8472"}, timeout_s=1.0)
+        await call(tools, "lookup_order", {"order_id": "8472"}, timeout_s=2 * patience_s(kind))
     assert (raised.value.category, raised.value.retryable) == (category, True)
 
 
@@ -175,7 +175,7 @@ async def test_a_lost_refund_is_looked_up_by_its_key(
     [issue] = tools.require(["issue_refund"])
     await arm(sandbox, "refunds-service", "POST /refunds", kind)
     with pytest.raises(OutcomeUnknown):
-        await run_call(issue, REFUND, context(key=KEY, timeout_s=1.0))
+        await run_call(issue, REFUND, context(key=KEY, timeout_s=2 * patience_s(kind)))
     answer = await run_reconcile(issue, REFUND, context(key=KEY))
     held = await refunds_of(sandbox)
     assert len(held) == effects
@@ -192,7 +192,7 @@ async def test_a_lost_message_is_looked_up_by_its_key(
     assert key == "notify:refund:rf_9001:v1"
     await arm(sandbox, "notifications-service", "POST /notifications", kind)
     with pytest.raises(OutcomeUnknown):
-        await run_call(notify, MESSAGE, context(key=key, timeout_s=1.0))
+        await run_call(notify, MESSAGE, context(key=key, timeout_s=2 * patience_s(kind)))
     answer = await run_reconcile(notify, MESSAGE, context(key=key))
     tables = (await sandbox.admin.get("/_admin/tables")).json()
     assert tables["counts"]["notifications"] == effects
