@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeAlias
 
 from pydantic import JsonValue
 
@@ -11,6 +12,9 @@ from agentic_loop.graph.records import EvidenceRecord, TaskView, ToolShape
 from agentic_loop.graph.state import OutstandingAction, Principal, Task
 from agentic_loop.policies.authorisation import PolicySet
 from agentic_loop.policies.refund_facts import RefundFacts
+
+Seen: TypeAlias = tuple[str, JsonValue] | tuple[str, JsonValue, Mapping[str, JsonValue]]
+"""One observation: the tool, its payload and, if they matter, its arguments."""
 
 NOW = datetime(2026, 10, 28, 11, 19, 43, tzinfo=UTC)
 ALL_SCOPES = ["orders:read", "refunds:read", "refunds:write", "policy:read", "notifications:write"]
@@ -104,8 +108,8 @@ POLICY: dict[str, JsonValue] = {
 SENT: dict[str, JsonValue] = {"notification_id": "ntf_1", "status": "sent", "recipient": "cust-3391"}
 
 
-def evidence(*seen: tuple[str, JsonValue] | tuple[str, JsonValue, Mapping[str, JsonValue]]) -> list[EvidenceRecord]:
-    """Records in order: the tool, its payload and, if they matter, its arguments."""
+def evidence(*seen: Seen) -> list[EvidenceRecord]:
+    """Records in order."""
     return [
         EvidenceRecord(
             id=f"ev-{number}",
@@ -126,7 +130,7 @@ def evidence(*seen: tuple[str, JsonValue] | tuple[str, JsonValue, Mapping[str, J
 
 
 def view(
-    *seen: tuple[str, JsonValue] | tuple[str, JsonValue, Mapping[str, JsonValue]],
+    *seen: Seen,
     phase: str = "investigate",
     inputs: Mapping[str, str] | None = None,
     outstanding: Sequence[OutstandingAction] = (),
@@ -155,5 +159,5 @@ def view(
     )
 
 
-LOOKED_UP: tuple[tuple[str, JsonValue], ...] = (("lookup_order", order()), ("get_refund_status", refunds()))
+LOOKED_UP: tuple[Seen, ...] = (("lookup_order", order()), ("get_refund_status", refunds()))
 """What is on record before a refund of order 8472 is proposed."""
