@@ -59,7 +59,7 @@ format: setup ## Format the code and apply the lint fixes that are safe
 	$(BIN)/ruff format $(FORMATTED)
 
 diagram: setup ## Draw the compiled graph into docs/loop.md
-	@$(BIN)/python -m agentic_loop.entrypoints.diagram
+	@$(BIN)/python -m agentic_loop.entrypoints.diagram docs/loop.md
 
 studio: setup ## Open the loop in LangGraph Studio (langgraph dev)
 	@$(BIN)/langgraph dev
