@@ -16,6 +16,8 @@ async def record(state: LoopState, context: NodeContext) -> LoopState:
     ports, loop = context.ports, context.loop
     receipt = state.get("receipt")
     results = receipt.results if receipt is not None else []
+    proposal = state.get("proposal") or Proposal(source="model")
+    verdict = state.get("verdict") or Verdict(kind="invalid")
     recorded = recording.record_step(
         recording.Step(
             task_id=context.task_id,
@@ -24,8 +26,8 @@ async def record(state: LoopState, context: NodeContext) -> LoopState:
             at=context.now(),
             phase=state["phase"],
             status=state["status"],
-            proposal=state.get("proposal") or Proposal(source="workflow"),
-            verdict=state.get("verdict") or Verdict(kind="invalid"),
+            proposal=proposal,
+            verdict=verdict,
             results={result.call_id: result for result in results},
             inference=state.get("inference") or Inference(),
             usage=state["usage"],
@@ -51,7 +53,7 @@ async def record(state: LoopState, context: NodeContext) -> LoopState:
         "inference": None,
         "answer": None,
         "status": "RUNNING",
-        "halt": state.get("halt") or recording.halt_of(results),
+        "halt": state.get("halt") or recording.halt_of(proposal, verdict.calls, results),
         "next": "stop_check",
     }
     return {**cleared, **recorded.update}

@@ -354,8 +354,12 @@ def with_inference(entry: JournalEntry, inference: Inference | None) -> JournalE
     )
 
 
-def halt_of(results: Sequence[CallResult]) -> Halt | None:
-    """What an observation rules out for good: a dependency down past its retries, or a service that refuses us."""
+def halt_of(proposal: Proposal, calls: Sequence[CheckedCall], results: Sequence[CallResult]) -> Halt | None:
+    """What an observation rules out for good.
+
+    A dependency that stayed down past its retries, a service that refuses us, and a workflow's step that failed: code
+    would only propose the same again.
+    """
     for result in results:
         if result.fault is None:
             continue
@@ -365,4 +369,17 @@ def halt_of(results: Sequence[CallResult]) -> Halt | None:
         if result.fault.category == "forbidden":
             detail = f"{result.source} refuses {result.tool}: {result.fault.message}"
             return Halt(kind="denied", reason="policy_denied", detail=detail)
+    return _workflow_halt(calls, results) if proposal.source == "workflow" else None
+
+
+def _workflow_halt(calls: Sequence[CheckedCall], results: Sequence[CallResult]) -> Halt | None:
+    faults = [(call.tool, call.fault) for call in calls if call.fault is not None]
+    faults += [(result.tool, result.fault) for result in results if result.fault is not None]
+    for tool, fault in faults:
+        if fault is None:
+            continue
+        detail = f"the workflow's step {tool} failed: {fault.message}"
+        if fault.category in ("denied", "approval_rejected"):
+            return Halt(kind="denied", reason="policy_denied", detail=detail)
+        return Halt(kind="tool_exhausted", reason="tool_exhausted", detail=detail)
     return None

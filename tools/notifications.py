@@ -4,6 +4,7 @@ Source: DESIGN §5 (the role is told once, under the key ``approval:{id}``), §6
 """
 
 import json
+from collections.abc import Callable
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, WithJsonSchema
@@ -49,11 +50,19 @@ class NotifyArguments(BaseModel):
     ]
 
 
-def notify_customer(service: ServiceClient) -> ToolSpec:
-    """The tool that sends a customer a message; needs the scope ``notifications:write``."""
+def as_written(text: str) -> str:
+    """The text as it is."""
+    return text
+
+
+def notify_customer(service: ServiceClient, *, present: Callable[[str], str] = as_written) -> ToolSpec:
+    """The tool that sends a customer a message; needs the scope ``notifications:write``.
+
+    ``present`` turns the body as it was checked (with its citations) into what the customer reads.
+    """
 
     async def call(args: Arguments, context: ToolContext) -> ToolResult:
-        message: dict[str, JsonValue] = {**args, "channel": "email"}
+        message: dict[str, JsonValue] = {**args, "body": present(str(args["body"])), "channel": "email"}
         return ToolResult(await _send(service, message, context))
 
     return ToolSpec(

@@ -6,6 +6,7 @@ declared here are what keep a payment from being refunded twice.
 Source: DESIGN §6, the document's key ``refund:order-8472:pay_5a2:v1``.
 """
 
+from collections.abc import Callable
 from typing import Annotated
 
 import httpx2
@@ -15,7 +16,7 @@ from agentic_loop.graph.errors import OutcomeUnknown, ToolFault
 
 from .define import schema_of
 from .http import LazyHttpClient, ServiceClient, ServiceUrls, lookup_by_key, path_segment
-from .notifications import NOTIFICATIONS_SERVICE, notify_customer
+from .notifications import NOTIFICATIONS_SERVICE, as_written, notify_customer
 from .orders import PAYMENTS_SERVICE, OrderArguments, OrderId, lookup_order
 from .policy_search import POLICY_STORE, search_policy
 from .tool import (
@@ -165,8 +166,13 @@ def _is_refund(answer: JsonValue, args: Arguments) -> bool:
     )
 
 
-def refund_tools(urls: ServiceUrls, client: httpx2.AsyncClient | LazyHttpClient | None = None) -> list[ToolSpec]:
-    """All tools of the refund loop.
+def refund_tools(
+    urls: ServiceUrls,
+    client: httpx2.AsyncClient | LazyHttpClient | None = None,
+    *,
+    present: Callable[[str], str] = as_written,
+) -> list[ToolSpec]:
+    """All tools of the refund loop; ``present`` turns a checked message into what the customer reads.
 
     They share ``client``, which its owner closes; without one, connections are opened at the first call and closed
     with the event loop.
@@ -182,5 +188,5 @@ def refund_tools(urls: ServiceUrls, client: httpx2.AsyncClient | LazyHttpClient 
         get_refund(refunds),
         search_policy(policy),
         issue_refund(refunds),
-        notify_customer(notifications),
+        notify_customer(notifications, present=present),
     ]

@@ -17,9 +17,10 @@ from agentic_loop.graph.ports import Clock, Ids
 from agentic_loop.graph.records import TaskView
 from agentic_loop.graph.state import Limits
 from agentic_loop.policies.authorisation import PolicySet
+from agentic_loop.policies.claims import render_claims_removed
 from agentic_loop.policies.completion import refund as completion
 from agentic_loop.policies.refund_facts import RefundFacts, refund_facts
-from agentic_loop.policies.settlement import next_proposal, phase_of
+from agentic_loop.policies.settlement import final_message, next_proposal, phase_of
 from agentic_loop.tools.http import LazyHttpClient, ServiceClient, ServiceUrls
 from agentic_loop.tools.notifications import NOTIFICATIONS_SERVICE, HttpNotifier
 from agentic_loop.tools.refunds import refund_tools
@@ -67,7 +68,7 @@ def refund_loop(
         Misuse: a policy, a tool or the contract is not in order; the message says which.
     """
     shared = LazyHttpClient() if client is None else client
-    tools = ToolRegistry(refund_tools(urls, shared))
+    tools = ToolRegistry(refund_tools(urls, shared, present=render_claims_removed))
     notices = ServiceClient(urls.notifications, source=NOTIFICATIONS_SERVICE, client=shared)
     return LoopDefinition(
         contract=contract,
@@ -83,7 +84,7 @@ def refund_loop(
         workflow=next_proposal,
         phase_of=phase_of,
         tenant_of=_tenant_of,
-        final_message=_final_message,
+        final_message=final_message,
         notifier=HttpNotifier(notices, ids=ids, clock=clock),
     )
 
@@ -94,10 +95,3 @@ def _facts(tool: str, args: Mapping[str, JsonValue], view: TaskView) -> BaseMode
 
 def _tenant_of(tool: str, args: Mapping[str, JsonValue], view: TaskView) -> str | None:
     return refund_facts(tool, args, view).order_tenant
-
-
-def _final_message(view: TaskView) -> str:
-    """What the customer was told, with its citations."""
-    notices = [record for record in view.evidence if record.tool == "notify_customer"]
-    body = notices[-1].args.get("body") if notices else None
-    return body if isinstance(body, str) else view.message

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 from agentic_loop.entrypoints.app import PEOPLE
@@ -19,6 +20,7 @@ from agentic_loop.graph.contract import Contract
 from agentic_loop.graph.definition import LoopDefinition
 from agentic_loop.graph.loops.refund import CONTRACT, refund_loop
 from agentic_loop.graph.ports import Clock, Ids
+from agentic_loop.graph.records import ModelUsage
 from agentic_loop.graph.run import Runtime, TaskState, open_runtime
 from agentic_loop.graph.state import Limits, Principal
 from agentic_loop.graph.system import RandomIds
@@ -139,6 +141,7 @@ async def open_world(
     ids: Ids | None = None,
     urls: ServiceUrls | None = None,
     pricing: FixedPricing | None = None,
+    usages: Sequence[ModelUsage | None] = (),
 ) -> AsyncIterator[World]:
     """A runtime of the refund loop on this sandbox; with a script the model says exactly that.
 
@@ -146,11 +149,11 @@ async def open_world(
     """
     ticking = clock or FakeClock(datetime.now(UTC))
     bounded = contract.model_copy(update={"limits": Limits(**{**contract.limits.model_dump(), **(limits or {})})})
-    scripted = ScriptedChatModel(replies=list(script)) if script is not None else None
+    scripted = ScriptedChatModel(list(script), usages) if script is not None else None
     model = LangChainModel(
         scripted or RehearsalChatModel(),
         "scripted" if scripted else "rehearsal",
-        pricing or FixedPricing(1, 1),
+        pricing or FixedPricing(Decimal(1), Decimal(1)),
     )
     async with LazyHttpClient() as client:
 
