@@ -92,8 +92,8 @@ def conclude(
             age = now - intent.intended_at
             if age >= timedelta(seconds=key_retention_s):
                 return Unknown(
-                    f"the service knows nothing of key {intent.key}, but it keeps keys for {key_retention_s} s only and "
-                    f"the intent is {int(age.total_seconds())} s old"
+                    f"the service knows nothing of key {intent.key}, but it keeps keys for {key_retention_s} s only "
+                    f"and the intent is {int(age.total_seconds())} s old"
                 )
             early_s = visible_after_s - age.total_seconds()
             if early_s > 0:

@@ -202,7 +202,8 @@ CORRECTIONS: Mapping[Reason, str] = {
         "calls with slightly different arguments have returned the same data; it is already in evidence, so use it"
     ),
     "validation_churn": (
-        "several proposals in a row could not be used; read the error messages and propose one call that fits the schema"
+        "several proposals in a row could not be used; read the error messages, then propose one call that fits its "
+        "schema"
     ),
     "contradiction": (
         "two sources disagree on the same fact and asking them again has not settled it; do not query them again: "
