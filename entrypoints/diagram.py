@@ -58,12 +58,12 @@ def drawn_into(text: str) -> str:
     """
     parts = {"diagram": mermaid(compiled()), "steps": steps()}
     for name, content in parts.items():
-        between = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-        if between.search(text) is None:
-            raise Misuse(
-                f"the document needs the lines <!-- {name} --> and <!-- /{name} --> around the place to draw"
-            )
-        text = between.sub(lambda marks, content=content: f"{marks[1]}{content}\n{marks[2]}", text)
+        opening, closing = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+        before, opened, rest = text.partition(opening)
+        _, closed, after = rest.partition(closing)
+        if not opened or not closed:
+            raise Misuse(f"the document needs the lines {opening.strip()} and {closing} around the place to draw")
+        text = f"{before}{opening}{content}\n{closing}{after}"
     return text
 
 
