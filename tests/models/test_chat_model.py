@@ -115,6 +115,9 @@ class Waiting(ScriptedChatModel):
 
     _asked: asyncio.Event = PrivateAttr(default_factory=asyncio.Event)
 
+    def __init__(self) -> None:
+        super().__init__([])
+
     async def _agenerate(self, messages: list[BaseMessage], *args: Any, **kwargs: Any) -> ChatResult:
         self._asked.set()
         await asyncio.Event().wait()
@@ -122,7 +125,7 @@ class Waiting(ScriptedChatModel):
 
 
 async def test_being_cancelled_is_no_outage() -> None:
-    chat = Waiting([])
+    chat = Waiting()
     model = LangChainModel(chat, "other:model", pricing_for("other:model", {}))
     asking = asyncio.create_task(model.propose(PROMPT, TOOLS, max_output_tokens=1, timeout_s=30))
     await chat._asked.wait()
@@ -132,7 +135,7 @@ async def test_being_cancelled_is_no_outage() -> None:
 
 
 async def test_no_answer_in_time_is_an_outage() -> None:
-    model = LangChainModel(Waiting([]), "other:model", pricing_for("other:model", {}))
+    model = LangChainModel(Waiting(), "other:model", pricing_for("other:model", {}))
     with pytest.raises(ModelOutage, match=r"within 0.01 s") as caught:
         await model.propose(PROMPT, TOOLS, max_output_tokens=1, timeout_s=0.01)
     assert caught.value.retryable

@@ -11,6 +11,7 @@ from pydantic import JsonValue
 
 from agentic_loop.graph.state import CallFault, FaultCategory
 from agentic_loop.policies.claims import unsupported
+from agentic_loop.sandbox.seed import SEEDED_ORDERS, SeededOrder
 from tests.models.refund_world import (
     ALL,
     MODEL,
@@ -343,6 +344,32 @@ async def test_no_refund_is_proposed_without_a_duplicate(amounts: list[int], sta
     task = await run(world(order("8472", captured + slack, *rows)))
     assert task.proposals[-1][0] == "ask_user"
     assert [name for name, _ in task.proposals[:-1]] == ["lookup_order", "get_refund_status"]
+
+
+def payload(seeded: SeededOrder) -> dict[str, JsonValue]:
+    rows = [payment(p.payment_id, p.amount_inr, 0, p.status) | {"at": p.at.isoformat()} for p in seeded.payments]
+    more: dict[str, JsonValue] = {"currency": seeded.currency, "chargeback": seeded.chargeback, "note": seeded.note}
+    return order(seeded.order_id, seeded.total_inr, *rows, customer_id=seeded.customer_id, **more)
+
+
+@pytest.mark.parametrize("seeded", SEEDED_ORDERS, ids=lambda seeded: seeded.order_id)
+async def test_every_seeded_order_gets_its_right_proposal(seeded: SeededOrder) -> None:
+    refunds = [refund(r.refund_id, r.payment_id, r.amount_inr, r.status, seeded.order_id) for r in seeded.refunds]
+    services = World(orders={seeded.order_id: payload(seeded)}, refunds=refunds)
+    task = await run(services, Task(goal=f"Order {seeded.order_id} was charged twice"))
+    name, args = task.proposals[-1]
+    if seeded.expected.refund_payment_id is not None:
+        assert (name, args["payment_id"]) == ("issue_refund", seeded.expected.refund_payment_id)
+        return
+    if seeded.expected.status == "SUCCEEDED":
+        assert name == "finish"
+        return
+    if name == "issue_refund":
+        # The model cannot know better; the policy stops it, and then it gives up.
+        assert seeded.order_id in {"8484", "8487", "8489", "8495"}
+        task.observe(name, args, None, CallFault(category="denied", message="the policy forbids it"))
+        name, _ = await proposal(task.messages())
+    assert name in ("ask_user", "blocked")
 
 
 async def test_it_proposes_one_call_at_a_time_from_what_is_on_offer() -> None:
