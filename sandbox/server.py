@@ -123,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 class DroppableProtocol(H11Protocol):
     """Uvicorn's HTTP protocol, which also hands the connection to the app, so that a fault can drop it."""
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn narrows it
         """Remember the connection and put it into the scope of its requests."""
         super().connection_made(transport)
         self.app = _with_connection(self.app, transport)

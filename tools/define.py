@@ -213,4 +213,4 @@ def _result(returned: object) -> ToolResult:
             return ToolResult(returned.model_dump(mode="json"))
         case _:
             # Whether it is JSON is checked where every tool's result is checked.
-            return ToolResult(returned)  # type: ignore[arg-type]
+            return ToolResult(returned)  # type: ignore[arg-type]  # a tool may return anything
