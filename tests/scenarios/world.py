@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -142,10 +142,12 @@ async def open_world(
     urls: ServiceUrls | None = None,
     pricing: FixedPricing | None = None,
     usages: Sequence[ModelUsage | None] = (),
+    adapt: Callable[[LoopDefinition], LoopDefinition] | None = None,
 ) -> AsyncIterator[World]:
     """A runtime of the refund loop on this sandbox; with a script the model says exactly that.
 
     The clock starts at the real present, so that a process with a real clock agrees about what has expired.
+    ``adapt`` changes the loop before it is built, for example its tools' time-outs.
     """
     ticking = clock or FakeClock(datetime.now(UTC))
     bounded = contract.model_copy(update={"limits": Limits(**{**contract.limits.model_dump(), **(limits or {})})})
@@ -159,7 +161,8 @@ async def open_world(
 
         def define(the_clock: Clock, the_ids: Ids) -> dict[str, LoopDefinition]:
             services = urls or ServiceUrls.all_at(sandbox.url)
-            return {"refund": refund_loop(services, ids=the_ids, clock=the_clock, client=client, contract=bounded)}
+            loop = refund_loop(services, ids=the_ids, clock=the_clock, client=client, contract=bounded)
+            return {"refund": adapt(loop) if adapt is not None else loop}
 
         async with open_runtime(
             define, database_url=database_url, model=model, clock=ticking, ids=ids or RandomIds()
