@@ -23,29 +23,17 @@ EXIT_MISUSE = 2
 EXIT_INTERRUPTED = 130
 
 EXIT_CODES = """Exit codes of commands that run a task:
-
  0  SUCCEEDED
-
  1  doctor found something, or a fault of agentic-loop itself
-
  2  misuse: the message says what to do instead
-
  3  AWAITING_APPROVAL: a person has to answer (inbox)
-
  4  NEEDS_INPUT: resume with --input
-
  5  DENIED by policy
-
  6  BUDGET_EXHAUSTED: steps, tokens, cost or time
-
  7  NO_PROGRESS
-
  8  FAILED, or something that is needed is not there
-
  9  waiting to look again: continue it later
-
 130 interrupted: continue runs the task on
-
 Commands that only look (show, trace, packet, tasks, inbox) exit with 0."""
 
 app = typer.Typer(
@@ -72,7 +60,7 @@ def main() -> None:
     """Run the command line and leave with its exit code."""
     as_json = "--json" in sys.argv
     try:
-        code = app(standalone_mode=False)
+        code = app(standalone_mode=False, prog_name="agentic-loop")
     except _USAGE_ERROR as error:
         said = getattr(error, "format_message", error.__str__)()
         words = f"{' '.join(str(said).split())} Run agentic-loop --help, or agentic-loop COMMAND --help."

@@ -19,7 +19,7 @@ from agentic_loop.policies.escalation import as_markdown
 from .approval_view import answers_to, approval_json, approval_table
 from .doctor import finding_json, findings
 from .session import Session, new_task_id
-from .task_view import details_table, heading_of, line_json, style_of, task_json, tasks_table
+from .task_view import details_table, heading_of, line_json, next_commands, style_of, task_json, tasks_table
 from .trace_view import trace_json, trace_table
 
 MAX_LISTED = 100
@@ -113,7 +113,8 @@ def inbox(session: Session, who: str | None) -> int:
         reader = session.person(who) if who is not None else None
         rows = await runtime.stores.approvals.pending(reader.tenant if reader else None, limit=MAX_LISTED)
         waiting = [row for row in rows if await _waits(runtime, row) and _concerns(reader, row)]
-        session.screen.result({"approvals": [approval_json(row) for row in waiting]})
+        if session.screen.result({"approvals": [approval_json(row) for row in waiting]}):
+            return 0
         if not waiting:
             session.screen.say("nothing waits for an approval")
         for row in waiting:
@@ -131,10 +132,12 @@ def show(session: Session, task_id: str) -> int:
 
     async def act(runtime: Runtime) -> int:
         report = await session.report(runtime, await runtime.state(task_id))
-        session.screen.result(task_json(report))
+        if session.screen.result(task_json(report)):
+            return 0
         session.screen.say(heading_of(report.state), style_of(report.state.status))
         session.screen.show(details_table(report))
         session.say_rest(report)
+        session.say_commands(next_commands(report, session.program))
         return 0
 
     return session.look(act)
@@ -145,9 +148,10 @@ def trace(session: Session, task_id: str) -> int:
 
     async def act(runtime: Runtime) -> int:
         state, entries = await runtime.state(task_id), await runtime.trace(task_id)
-        session.screen.result({"task_id": task_id, "status": state.status, "entries": trace_json(entries)})
+        if session.screen.result({"task_id": task_id, "status": state.status, "entries": trace_json(entries)}):
+            return 0
         session.screen.say(heading_of(state), style_of(state.status))
-        session.screen.show(trace_table(entries))
+        session.screen.show(trace_table(entries, session.screen.width))
         return 0
 
     return session.look(act)
@@ -161,8 +165,7 @@ def packet(session: Session, task_id: str, *, markdown: bool) -> int:
             raise Misuse("choose one of --json and --markdown")
         packet = await runtime.packet(task_id)
         contents = packet if isinstance(packet, dict) else {}
-        session.screen.result(contents)
-        if not session.screen.as_json:
+        if not session.screen.result(contents):
             session.screen.block(as_markdown(contents))
         return 0
 
@@ -174,7 +177,8 @@ def tasks(session: Session, status: Status | None, limit: int) -> int:
 
     async def act(runtime: Runtime) -> int:
         rows = await runtime.stores.tasks.list(status=status, limit=limit)
-        session.screen.result({"tasks": [line_json(row) for row in rows]})
+        if session.screen.result({"tasks": [line_json(row) for row in rows]}):
+            return 0
         if rows:
             session.screen.show(tasks_table(rows))
         else:
@@ -190,8 +194,8 @@ def close(session: Session, task_id: str, *, who: str, note: str) -> int:
     async def act(runtime: Runtime) -> int:
         actor = session.person(who)
         await runtime.close(task_id, actor=actor, note=note)
-        session.screen.result({"task_id": task_id, "closed_by": actor.id, "closing_note": note})
-        session.screen.say(f"task {task_id} is closed by {actor.id}: {note}")
+        if not session.screen.result({"task_id": task_id, "closed_by": actor.id, "closing_note": note}):
+            session.screen.say(f"task {task_id} is closed by {actor.id}: {note}")
         return 0
 
     return session.look(act)

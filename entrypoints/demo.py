@@ -74,9 +74,7 @@ def _demo(session: Session, options: DemoOptions) -> int:
     session.person(options.approver)
     urls = [anew(name) for name in (DEMO_DATABASE, DEMO_SANDBOX_DATABASE)]
     with start_sandbox_process(urls[1]) as sandbox:
-        session.screen.say(
-            f"sandbox: orders, refunds, policy and notifications at {sandbox.url}, process {sandbox.pid}"
-        )
+        session.screen.say(f"sandbox: the services at {sandbox.url}, in process {sandbox.pid}")
         settings = Settings(
             database_url=urls[0],
             # Never the services that the environment names: the demo moves money.
@@ -156,7 +154,7 @@ async def _decide(
 
 async def _conclude(session: Session, settings: Settings, state: TaskState) -> TaskReport:
     async with open_app(settings) as runtime:
-        report = await session.conclude(runtime, state)
+        report = await session.conclude(runtime, state, with_commands=False)
         await _show_trace(session, runtime, state)
     return report
 
@@ -164,7 +162,7 @@ async def _conclude(session: Session, settings: Settings, state: TaskState) -> T
 async def _show_trace(session: Session, runtime: Runtime, state: TaskState) -> None:
     session.screen.say()
     session.screen.say("trace", "bold")
-    session.screen.show(trace_table(await runtime.trace(state.task_id)))
+    session.screen.show(trace_table(await runtime.trace(state.task_id), session.screen.width))
 
 
 def _next(report: TaskReport) -> list[str]:
@@ -229,9 +227,8 @@ def show_tables(session: Session, tables: Mapping[str, JsonValue], order_id: str
     """The refunds of one order and all notifications, as tables."""
     refunds = _rows(tables.get("refunds"))
     ours = [row for row in refunds if row.get("order_id") == order_id]
-    session.screen.say(
-        f"refunds of order {order_id} in the refunds service ({len(refunds) - len(ours)} of others)", "bold"
-    )
+    others = len(refunds) - len(ours)
+    session.screen.say(f"refunds of order {order_id} in the refunds service ({others} of other orders)", "bold")
     session.screen.show(_table(ours, ("refund_id", "payment_id", "amount_inr", "status", "created_at")))
     session.screen.say("notifications in the notifications service", "bold")
     columns = ("notification_id", "recipient", "channel", "reference", "subject", "body")

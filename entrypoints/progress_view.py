@@ -3,6 +3,7 @@
 Source: DESIGN §2 (the nodes whose updates these are).
 """
 
+import json
 from collections.abc import Callable, Sequence
 
 from agentic_loop.graph.state import CallResult, CheckedCall, Evidence, LoopState, Proposal, ProposedCall
@@ -128,7 +129,12 @@ def proposed(proposal: Proposal) -> str:
 
 
 def _call(call: ProposedCall) -> str:
-    return f"{clip(call.name, 64)}({clip(call.arguments_json, MAX_ARGUMENTS_CHARS)})"
+    try:
+        args = json.loads(call.arguments_json)
+    except ValueError:
+        args = None
+    shown = shown_arguments(args) if isinstance(args, dict) else call.arguments_json
+    return f"{clip(call.name, 64)}({clip(shown, MAX_ARGUMENTS_CHARS)})"
 
 
 def authorised(call: CheckedCall) -> str:

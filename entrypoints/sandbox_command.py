@@ -38,8 +38,7 @@ def _run(session: Session, port: int, reset: bool) -> int:
             session.screen.say("the loops look for it there; nothing has to be set")
         session.screen.say(f"  export AGENTIC_LOOP_SANDBOX_URL={sandbox.url}", "cyan")
         session.screen.say("Ctrl-C stops it; its world is kept.")
-        serve_until_interrupted(sandbox)
-        if not sandbox.running:
+        if not serve_until_interrupted(sandbox):
             raise Outage("the sandbox ended by itself; its complaint is above")
     session.screen.say("the sandbox has stopped")
     return 0
@@ -57,10 +56,11 @@ def reset_world(url: str) -> None:
         raise Outage(f"the sandbox at {url} could not be reset: {error}; try again") from error
 
 
-def serve_until_interrupted(sandbox: SandboxProcess) -> None:
-    """Wait until somebody presses Ctrl-C, or the sandbox ends by itself."""
+def serve_until_interrupted(sandbox: SandboxProcess) -> bool:
+    """Wait until somebody presses Ctrl-C; False says that the sandbox ended by itself before."""
     try:
         while sandbox.running:
             time.sleep(_POLL_S)
     except KeyboardInterrupt:
-        return
+        return True
+    return False

@@ -90,7 +90,7 @@ class Session:
         else:
             self.screen.say(f"model: {name}")
 
-    async def conclude(self, runtime: Runtime, state: TaskState) -> TaskReport:
+    async def conclude(self, runtime: Runtime, state: TaskState, *, with_commands: bool = True) -> TaskReport:
         """Say where the task stands now and what may be done next."""
         report = await self.report(runtime, state)
         self.screen.result(task_json(report))
@@ -99,6 +99,8 @@ class Session:
         if state.ending is not None and state.ended and state.status != "SUCCEEDED":
             self.screen.say(state.ending.detail)
         self.say_rest(report)
+        if with_commands:
+            self.say_commands(next_commands(report, self.program))
         return report
 
     def settings(self, model: str | None = None) -> Settings:
@@ -164,7 +166,7 @@ class Session:
         return TaskReport(state, await runtime.stores.tasks.get(state.task_id), row)
 
     def say_rest(self, report: TaskReport) -> None:
-        """The message, the approval that is waited for, the spending, and what may be done next."""
+        """The message, the approval that is waited for, and the spending."""
         if report.state.message:
             self.screen.block(report.state.message)
         if report.refusal:
@@ -173,7 +175,6 @@ class Session:
             self.screen.say("waits for this approval:")
             self.screen.show(approval_table(report.approval))
         self.screen.say(spent_line(report.state))
-        self.say_commands(next_commands(report, self.program))
 
     def say_commands(self, commands: Sequence[str]) -> None:
         """Commands to be copied, one a line."""

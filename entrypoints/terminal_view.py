@@ -8,6 +8,7 @@ import json
 import os
 import re
 import sys
+import textwrap
 import unicodedata
 from collections.abc import Mapping
 from typing import TextIO
@@ -64,6 +65,15 @@ def shown_arguments(args: Mapping[str, JsonValue]) -> str:
     return ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in args.items())
 
 
+def wrapped(text: str, width: int) -> str:
+    """The text in lines of a width; a word is broken only where it is longer than a line, at a hyphen if possible."""
+    lines = []
+    for line in text.split("\n"):
+        words = [piece for word in line.split() for piece in textwrap.wrap(word, width)]
+        lines += textwrap.wrap(" ".join(words), width, break_on_hyphens=False) or [""]
+    return "\n".join(lines)
+
+
 def usd(cost_micro_usd: int) -> str:
     """An amount of micro-USD in dollars, exactly."""
     dollars, rest = divmod(cost_micro_usd, 1_000_000)
@@ -82,26 +92,39 @@ class Screen:
         self._errors = console_on(errors or sys.stderr)
         self._words = self._errors if as_json else console_on(self._output)
 
+    @property
+    def width(self) -> int:
+        """How many columns there are."""
+        return self._words.width
+
     def say(self, text: str = "", style: str = "") -> None:
         """One line of words; it is not broken, so that ids and commands can be copied."""
         self._words.print(Text(plain(text), style=style), soft_wrap=True)
 
     def show(self, renderable: RenderableType) -> None:
         """A table or a block of text."""
-        self._words.print(renderable)
+        if self._words.is_terminal:
+            self._words.print(renderable)
+            return
+        with self._words.capture() as captured:
+            self._words.print(renderable)
+        # A table fills its lines up with blanks, which are a nuisance in a file.
+        lines = [line.rstrip() for line in captured.get().splitlines()]
+        self._words.print(Text("\n".join(lines)), soft_wrap=True)
 
     def block(self, text: str) -> None:
         """Several lines of text as they are, but harmless."""
         self._words.print(Text(plain(text, keep_lines=True)), soft_wrap=True)
 
-    def result(self, value: Mapping[str, JsonValue]) -> None:
-        """The one JSON object, where it is wanted.
+    def result(self, value: Mapping[str, JsonValue]) -> bool:
+        """The one JSON object, where it is wanted; True says that it was, so that no words are needed.
 
         Everything beyond ASCII is escaped: some of it a terminal would act on.
         """
         if self.as_json:
             self._output.write(json.dumps(value, indent=2, ensure_ascii=True) + "\n")
             self._output.flush()
+        return self.as_json
 
     def fail(self, kind: str, message: str) -> None:
         """Say what is wrong: one line on standard error, or the JSON object."""

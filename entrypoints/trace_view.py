@@ -3,6 +3,7 @@
 Source: DESIGN §3 (the journal), the fields that an auditor asks for.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import fields
 
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from agentic_loop.graph.records import JournalEntry
 
-from .terminal_view import clip, plain, shown_arguments, usd
+from .terminal_view import clip, plain, shown_arguments, usd, wrapped
 
 MAX_PROPOSAL_CHARS = 160
 MAX_WORDS_CHARS = 240
@@ -33,24 +34,47 @@ def _entry_json(entry: JournalEntry) -> JsonValue:
     return values
 
 
-def trace_table(entries: Sequence[JournalEntry]) -> Table:
+def trace_table(entries: Sequence[JournalEntry], width: int) -> Table:
     """One row per call: what was proposed, what every gate said, what came back, and what it cost.
 
-    Related columns share one, so that the table fits a hundred columns; ids are broken rather than cut off.
+    Related columns share one, so that the table fits a hundred columns (80 if need be); with more room it spreads.
+    Words are broken only where they are longer than their column, so that ids can be read and found.
     """
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_lines=False, leading=1)
-    table.add_column("version\nstep", no_wrap=True)
-    table.add_column("proposal", ratio=5, overflow="fold")
-    table.add_column("validation\nauthorisation", ratio=4, overflow="fold")
-    table.add_column("request id\nobservation", ratio=4, overflow="fold", min_width=16)
-    table.add_column("state delta", ratio=3, overflow="fold")
-    table.add_column("tokens\ncost\ntime", no_wrap=True, justify="right")
-    for entry in entries:
-        table.add_row(*(Text(cell) for cell in _cells(entry)))
-    table.add_section()
-    table.add_row("total", "", "", "", "", Text(_total(entries)))
-    table.expand = True
+    widths = _widths(width)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, leading=1)
+    headings = (
+        "ver\nstep",
+        "proposal",
+        "validation\nauthorisation",
+        "request id\nobservation",
+        "state delta",
+        "tokens\ncost\ntime",
+    )
+    for heading, column_width in zip(headings, widths, strict=True):
+        table.add_column(heading, width=column_width, no_wrap=True, overflow="fold")
+    rows = [_cells(entry) for entry in entries]
+    for row in [*rows, ["all", "", "", "", "", _total(entries)]]:
+        table.add_row(*(Text(wrapped(cell, cells)) for cell, cells in zip(row, widths, strict=True)))
     return table
+
+
+_NUMBERS = (4, 13)
+"""The widths of the columns of numbers: the first and the last."""
+
+_BETWEEN = 12
+"""What the spaces between and around six columns take."""
+
+_SHARES = (35, 22, 22, 21)
+"""How the columns of words share the rest, in hundredths."""
+
+_NARROWEST = (13, 12, 16, 10)
+"""What the columns of words need at least; an id has 16 characters."""
+
+
+def _widths(width: int) -> list[int]:
+    rest = width - sum(_NUMBERS) - _BETWEEN - sum(_NARROWEST)
+    words = [least + max(0, rest) * share // 100 for least, share in zip(_NARROWEST, _SHARES, strict=True)]
+    return [_NUMBERS[0], *words, _NUMBERS[1]]
 
 
 def _cells(entry: JournalEntry) -> list[str]:
@@ -59,13 +83,18 @@ def _cells(entry: JournalEntry) -> list[str]:
         _proposal(entry),
         _lines(clip(entry.validation, MAX_WORDS_CHARS), clip(entry.authorisation, MAX_WORDS_CHARS)),
         _lines(plain(entry.request_id), _observation(entry)),
-        plain(entry.state_delta),
+        _delta(entry),
         _spent(entry.input_tokens, entry.output_tokens, entry.cost_micro_usd, entry.model_ms, entry.tool_ms),
     ]
 
 
 def _lines(*parts: str) -> str:
     return "\n".join(part for part in parts if part)
+
+
+def _delta(entry: JournalEntry) -> str:
+    """The delta with room to break the line between two statuses, which are long words."""
+    return re.sub("->(?=[A-Z])", "→ ", plain(entry.state_delta)).replace("->", "→")
 
 
 def _proposal(entry: JournalEntry) -> str:
