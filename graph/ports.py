@@ -22,6 +22,7 @@ from .records import (
     ModelReply,
     ModelUsage,
     NoticeOfApproval,
+    TaskRow,
     ToolOffer,
 )
 from .state import CallFault, Ending, Principal, Prompt, Status, Task
@@ -136,6 +137,12 @@ class Tasks(Protocol):
 
     async def register(self, task: Task, status: Status, at: datetime) -> None:
         """Enter a task; entering it again changes nothing."""
+
+    async def get(self, task_id: str) -> TaskRow | None:
+        """The task's line."""
+
+    async def set_parent(self, task_id: str, parent: str) -> None:
+        """Note which task a new one revises."""
 
     async def update(
         self,

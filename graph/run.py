@@ -117,6 +117,7 @@ class Runtime:
         inputs: Mapping[str, str] | None = None,
         requester: Principal,
         task_id: str | None = None,
+        revises: str = "",
     ) -> TaskState:
         """Start a task and run it until it ends, waits for an approval, or sleeps.
 
@@ -128,7 +129,7 @@ class Runtime:
         chosen = task_id or f"task-{uuid4().hex[:12]}"
         if await self._stores.tasks.get(chosen) is not None:
             raise Misuse(f"task {chosen} exists already; choose another id or leave it out")
-        given: LoopInput = {"goal": goal, "inputs": dict(inputs or {}), "resumption": None}
+        given: LoopInput = {"goal": goal, "inputs": dict(inputs or {}), "revises": revises, "resumption": None}
         with acting_as(requester):
             await self._run(graph, chosen, given)
         return await self.state(chosen, loop)
@@ -232,19 +233,15 @@ class Runtime:
     async def revise(
         self, task_id: str, *, actor: Principal, goal: str = "", inputs: Mapping[str, str] | None = None
     ) -> TaskState:
-        """Start a new task in place of an ended one, with its goal and inputs unless others are given.
+        """Start a new task from the evidence of an ended one, with its goal and inputs unless others are given.
 
         Raises:
-            Misuse: no such task, it has not ended, or it belongs to another tenant.
+            Misuse: no such task, it has not ended, or the actor may not go on from it.
         """
         row = await self._task(task_id)
-        if row.status not in TERMINAL or row.tenant != actor.tenant:
-            raise Misuse(f"only an ended task of one's own tenant can be revised; {task_id} is {row.status}")
         earlier = await self.state(task_id, row.loop)
         merged = {**earlier.values["task"].inputs, **(inputs or {})}
-        begun = await self.start(row.loop, goal=goal or row.goal, inputs=merged, requester=actor)
-        await self._stores.tasks.set_parent(begun.task_id, task_id)
-        return begun
+        return await self.start(row.loop, goal=goal or row.goal, inputs=merged, requester=actor, revises=task_id)
 
     async def state(self, task_id: str, loop: str | None = None) -> TaskState:
         """Where a task stands.

@@ -550,10 +550,14 @@ Route: TypeAlias = Literal[
 
 
 class LoopInput(TypedDict, total=False):
-    """What a caller gives: a goal with inputs to start, or a resumption of an ended task."""
+    """What a caller gives: a goal with inputs to start, or a resumption of an ended task.
+
+    ``revises`` names an ended task whose evidence the new one starts from.
+    """
 
     goal: str
     inputs: dict[str, str]
+    revises: str
     resumption: dict[str, JsonValue] | None
 
 
@@ -581,6 +585,7 @@ class LoopState(TypedDict, total=False):
 
     goal: str
     inputs: dict[str, str]
+    revises: str
     resumption: dict[str, JsonValue] | None
 
     task: Task

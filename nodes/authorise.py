@@ -7,11 +7,22 @@ from pydantic import BaseModel
 
 from agentic_loop.graph.definition import NodeContext
 from agentic_loop.graph.records import ApprovalRow, TaskView
-from agentic_loop.graph.state import CallFault, CheckedCall, Halt, LoopState, OutstandingAction, Principal
-from agentic_loop.policies import authorisation, progress, steering
+from agentic_loop.graph.state import (
+    CallFault,
+    CheckedCall,
+    Halt,
+    LoopState,
+    OutstandingAction,
+    Principal,
+    Proposal,
+    ProposedCall,
+)
+from agentic_loop.policies import authorisation, progress, reply, steering
+from agentic_loop.policies.fingerprints import canonical_json
 
 from .gather import task_view
 from .request_approval import approval_request
+from .validate import effective_rule
 
 
 async def authorise(state: LoopState, context: NodeContext) -> LoopState:
@@ -33,6 +44,34 @@ async def authorise(state: LoopState, context: NodeContext) -> LoopState:
         "halt": halt,
         "next": "record" if halt is not None else steering.after_authorise(calls),
     }
+
+
+async def checked_again(call: CheckedCall, state: LoopState, context: NodeContext, view: TaskView) -> CheckedCall:
+    """The call as every gate judges it now, from its tool and arguments alone.
+
+    Nothing that the state says about the call is believed: a state can be edited from outside, and between approval
+    and dispatch the world moves on. Effect, key and hashes come from the registry again.
+    """
+    proposal = state.get("proposal")
+    source = proposal.source if proposal is not None else "workflow"
+    again = Proposal(
+        source=source,
+        calls=[ProposedCall(call_id=call.call_id, name=call.tool, arguments_json=canonical_json(call.args))],
+    )
+    contract = context.loop.contract
+    verdict = reply.judge(
+        again,
+        shapes={name: context.loop.tools.shapes[name] for name in contract.allowed_tools},
+        rule=effective_rule(contract.phase(state["phase"]), again),
+        limits=state["limits"],
+        calls_so_far={},
+        stop_on=[],
+    )
+    fresh = verdict.calls[0].model_copy(update={"call_id": call.call_id})
+    if fresh.fault is None and (fresh.action_hash != call.action_hash or fresh.effect != call.effect):
+        message = f"{call.tool} is not what was validated; it is not carried out"
+        return fresh.model_copy(update={"fault": CallFault(category="denied", message=message)})
+    return await _judged(fresh, state, context, view)
 
 
 async def _judged(call: CheckedCall, state: LoopState, context: NodeContext, view: TaskView) -> CheckedCall:

@@ -35,6 +35,9 @@ from agentic_loop.tools.tool import (
     run_precondition,
 )
 
+from .authorise import checked_again
+from .gather import task_view
+
 
 async def execute(state: LoopState, context: NodeContext) -> LoopState:
     """Dispatch every allowed call of this step and return what came of each.
@@ -42,20 +45,34 @@ async def execute(state: LoopState, context: NodeContext) -> LoopState:
     Reads: task, verdict, limits, usage, reopening. Writes: receipt, outstanding, usage, reopening, next.
     Effects: the calls themselves; intents and results in the ledger, each in a transaction of its own.
 
-    A write is sent only after its intent is durable, and never when an intent is there already: then it is
-    reconciled. The fence, the approval and the tool's precondition are checked again here.
+    Every gate judges every call again here, so that a state edited from outside opens nothing. A write is sent only
+    after its intent is durable, and never when an intent is there already: then it is reconciled.
 
     Source: DESIGN §6.
     """
     verdict = state["verdict"]
     assert verdict is not None
-    allowed = [call for call in verdict.calls if call.fault is None and call.authorisation == "allowed"]
+    view = await task_view(state, context)
+    due = [call for call in verdict.calls if call.fault is None and call.authorisation == "allowed"]
+    checked = [await checked_again(call, state, context, view) for call in due]
+    allowed = [call for call in checked if call.fault is None and call.authorisation == "allowed"]
+    refused = [_refused(call) for call in checked if call not in allowed]
     writes = [call for call in allowed if call.effect == "write"]
-    if writes:
+    if writes and len(checked) == 1:
         return await _execute_write(writes[0], state, context)
-    results = await asyncio.gather(*(_read(call, state, context) for call in allowed))
-    receipt = Receipt(results=list(results))
+    refused += [_refused(call) for call in writes]
+    reads = [call for call in allowed if call.effect == "read"]
+    results = await asyncio.gather(*(_read(call, state, context) for call in reads))
+    receipt = Receipt(results=[*results, *refused])
     return {"receipt": receipt, "next": steering.after_execute(receipt)}
+
+
+def _refused(call: CheckedCall) -> CallResult:
+    """A call that was to be carried out and is no longer allowed: nothing is sent."""
+    fault = call.fault or CallFault(
+        category="denied", message=f"{call.tool} is not allowed now: {call.policy_reason or 'no approval covers it'}"
+    )
+    return _result(call, "error").model_copy(update={"fault": fault, "sent": False})
 
 
 # --- reads ------------------------------------------------------------------------------------------------------

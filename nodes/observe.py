@@ -2,14 +2,16 @@
 
 import platform
 from collections.abc import Mapping
+from datetime import datetime
 from importlib.metadata import version as installed_version
 
 from pydantic import JsonValue, ValidationError
 
 from agentic_loop.graph.definition import NodeContext
 from agentic_loop.graph.errors import Misuse
-from agentic_loop.graph.records import Intent, JournalEntry
+from agentic_loop.graph.records import EvidenceRecord, Intent, JournalEntry
 from agentic_loop.graph.state import (
+    EVIDENCE_WINDOW,
     TERMINAL,
     Limits,
     LoopState,
@@ -19,12 +21,15 @@ from agentic_loop.graph.state import (
     Task,
     Usage,
 )
-from agentic_loop.policies import authorisation, steering
+from agentic_loop.policies import authorisation, recording, steering
 
 from .request_approval import NOTICE_TOOL
 
 MAX_INPUTS = 32
 """How many inputs a task may be started with."""
+
+MAX_INHERITED = 500
+"""How much evidence a task takes over from the one that it revises."""
 
 MAX_INPUT_CHARS = 4_000
 """How long a goal or one input may be."""
@@ -75,7 +80,12 @@ async def _begin(state: LoopState, context: NodeContext) -> LoopState:
         versions={**versions(), **context.ports.versions, "model": context.ports.model.name},
         started_at=now,
     )
+    inherited = await _inherited(state.get("revises") or "", requester, context)
     await context.ports.tasks.register(task, "RUNNING", now)
+    if inherited:
+        await context.ports.evidence.append(task.task_id, inherited)
+        await context.ports.journal.append([_inherited_entry(task, record, now) for record in inherited])
+        await context.ports.tasks.set_parent(task.task_id, state["revises"])
     return {
         "task": task,
         "status": "RUNNING",
@@ -87,8 +97,8 @@ async def _begin(state: LoopState, context: NodeContext) -> LoopState:
         "limits": contract.limits,
         "usage": state.get("usage") or Usage(),
         "reservation": None,
-        "evidence": [],
-        "evidence_count": 0,
+        "evidence": [recording.reference(record) for record in inherited][-EVIDENCE_WINDOW:],
+        "evidence_count": len(inherited),
         "tool_history": [],
         "outstanding": [],
         "feedback": [],
@@ -98,6 +108,28 @@ async def _begin(state: LoopState, context: NodeContext) -> LoopState:
         "resumption": None,
         "next": "stop_check",
     }
+
+
+async def _inherited(revised: str, requester: Principal, context: NodeContext) -> list[EvidenceRecord]:
+    """The evidence of the ended task that this one revises, if the requester may go on from it."""
+    if not revised:
+        return []
+    row = await context.ports.tasks.get(revised)
+    if row is None or row.tenant != requester.tenant or row.loop != context.loop.contract.name:
+        raise Misuse(f"there is no task {revised!r} of this loop and tenant that could be revised")
+    if row.status not in TERMINAL:
+        raise Misuse(f"task {revised} is {row.status}: only an ended task can be revised")
+    _require_entitlement(context, Principal(id=row.requester, tenant=row.tenant), requester)
+    return await context.ports.evidence.load(revised, MAX_INHERITED)
+
+
+def _inherited_entry(task: Task, record: EvidenceRecord, now: datetime) -> JournalEntry:
+    return JournalEntry(
+        task_id=task.task_id, version=0, call=record.ordinal, step=0, at=now, phase="", kind="tool", source="workflow",
+        call_id=f"inherited-{record.ordinal}", tool=record.tool, args=record.args, validation="ok",
+        authorisation="inherited", request_id=record.request_id, outcome="ok", evidence_id=record.id,
+        observation_digest=record.payload_digest,
+    )  # fmt: skip
 
 
 async def _resume(state: LoopState, context: NodeContext) -> LoopState:

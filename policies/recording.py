@@ -106,7 +106,7 @@ def record_step(step: Step) -> Recorded:
     )
     update: LoopState = {
         "version": step.version,
-        "evidence": [*step.evidence, *map(_reference, notes.evidence)][-EVIDENCE_WINDOW:],
+        "evidence": [*step.evidence, *map(reference, notes.evidence)][-EVIDENCE_WINDOW:],
         "evidence_count": step.evidence_count + len(notes.evidence),
         "tool_history": [*step.tool_history, *notes.history][-TOOL_HISTORY_WINDOW:],
         "outstanding": outstanding,
@@ -151,7 +151,8 @@ def _evidence(step: Step, result: CallResult, ordinal: int) -> EvidenceRecord:
     )
 
 
-def _reference(record: EvidenceRecord) -> Evidence:
+def reference(record: EvidenceRecord) -> Evidence:
+    """What the state carries of a piece of evidence."""
     return Evidence(
         id=record.id,
         tool=record.tool,
