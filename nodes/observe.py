@@ -125,8 +125,8 @@ async def _inherited(revised: str, requester: Principal, context: NodeContext) -
 
 def _inherited_entry(task: Task, record: EvidenceRecord, now: datetime) -> JournalEntry:
     return JournalEntry(
-        task_id=task.task_id, version=0, call=record.ordinal, step=0, at=now, phase="", kind="tool", source="workflow",
-        call_id=f"inherited-{record.ordinal}", tool=record.tool, args=record.args, validation="ok",
+        task_id=task.task_id, version=0, call=record.ordinal, step=0, at=now, phase="", kind="tool",
+        source="workflow", call_id=f"inherited-{record.ordinal}", tool=record.tool, args=record.args, validation="ok",
         authorisation="inherited", request_id=record.request_id, outcome="ok", evidence_id=record.id,
         observation_digest=record.payload_digest,
     )  # fmt: skip
