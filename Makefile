@@ -45,6 +45,7 @@ test: setup ## Check formatting, lint, types and layers, then run all tests
 	$(BIN)/ruff format --check $(FORMATTED)
 	$(BIN)/ruff check $(FORMATTED)
 	$(BIN)/mypy -p agentic_loop -p tests
+	$(BIN)/mypy examples
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/pytest -n $(WORKERS)
 
@@ -52,6 +53,7 @@ lint: setup ## Only the checks of make test that run nothing
 	$(BIN)/ruff format --check $(FORMATTED)
 	$(BIN)/ruff check $(FORMATTED)
 	$(BIN)/mypy -p agentic_loop -p tests
+	$(BIN)/mypy examples
 	$(BIN)/lint-imports --no-cache
 
 format: setup ## Format the code and apply the lint fixes that are safe
@@ -61,8 +63,11 @@ format: setup ## Format the code and apply the lint fixes that are safe
 diagram: setup ## Draw the compiled graph into docs/loop.md
 	@$(BIN)/python -m agentic_loop.entrypoints.diagram docs/loop.md
 
-studio: setup ## Open the loop in LangGraph Studio (langgraph dev)
-	@$(BIN)/langgraph dev
+studio: setup ## Open the loop in LangGraph Studio (langgraph dev), with the sandbox next to it
+	@$(BIN)/agentic-loop sandbox & sandbox=$$!; trap 'kill $$sandbox 2>/dev/null' EXIT INT TERM; \
+	AGENTIC_LOOP_DEVELOPMENT_IDENTITY="$${AGENTIC_LOOP_DEVELOPMENT_IDENTITY:-ravi,asha}" \
+	AGENTIC_LOOP_BARE_ANSWERS="$${AGENTIC_LOOP_BARE_ANSWERS:-1}" \
+	$(BIN)/langgraph dev $(STUDIO_OPTIONS)
 
 lock: setup ## Write the newest versions that work together into constraints.txt
 	@$(PIP) install --upgrade setuptools
