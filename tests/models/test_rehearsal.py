@@ -58,6 +58,7 @@ async def test_it_investigates_before_it_proposes_the_refund() -> None:
         (order("8472", 2000, payment("a", 2000, 1), payment("b", 2000, 2, "voided")), [], "ask_user"),
         (order("8472", 2000, payment("a", 1500, 1), payment("b", 500, 2)), [], "ask_user"),
         (order("8472", 2000, payment("a", 1500, 1), payment("b", 900, 2)), [], "ask_user"),
+        (order("8472", 2000, payment("a", 1000, 1), payment("b", 1000, 2)), [], "ask_user"),
         (TWICE, [refund("rf_1", "pay_5a2", 2000, "settled")], "finish"),
         (TWICE, [refund("rf_1", "pay_5a2", 2000, "pending")], "finish"),
         (TWICE, [refund("rf_1", "pay_5a2", 2000, "failed")], "blocked"),
