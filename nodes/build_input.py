@@ -7,7 +7,7 @@ from agentic_loop.graph.records import ModelUsage, ToolOffer
 from agentic_loop.graph.state import Halt, LoopState, Prompt
 from agentic_loop.policies import budgets
 from agentic_loop.policies.fingerprints import digest
-from agentic_loop.policies.rendering import render
+from agentic_loop.policies.rendering import prompt_tokens, render
 from agentic_loop.policies.reply import CONTROL_SHAPES
 
 
@@ -48,12 +48,11 @@ async def rendered_prompt(state: LoopState, context: NodeContext) -> Prompt:
         entries=entries,
         evidence={record.id: record for record in evidence},
         limits=limits,
-        budget_tokens=limits.max_prompt_tokens,
+        budget_tokens=limits.max_prompt_tokens - prompt_tokens([], offers, model.estimate_tokens),
         estimate=model.estimate_tokens,
     )
     content: list[JsonValue] = [message.model_dump(mode="json") for message in messages]
-    schemas = [{"name": offer.name, "parameters": dict(offer.parameters)} for offer in offers]
-    estimated = sum(model.estimate_tokens(str(item)) for item in [*content, *schemas])
+    estimated = prompt_tokens(messages, offers, model.estimate_tokens)
     return Prompt(
         messages=messages, tools=[offer.name for offer in offers], digest=digest(content), estimated_tokens=estimated
     )
