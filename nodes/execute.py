@@ -23,9 +23,12 @@ from agentic_loop.graph.state import (
     Outcome,
     OutstandingAction,
     OutstandingStatus,
+    Proposal,
+    ProposedCall,
     Receipt,
 )
 from agentic_loop.policies import budgets, retries, steering
+from agentic_loop.policies.fingerprints import canonical_json
 from agentic_loop.tools.tool import (
     PreconditionBroken,
     ToolContext,
@@ -37,6 +40,9 @@ from agentic_loop.tools.tool import (
 
 from .authorise import checked_again
 from .gather import task_view
+
+READ_ATTEMPTS = 3
+"""How often the reads around a write are tried: its precondition, and the lookup of what became of it."""
 
 
 async def execute(state: LoopState, context: NodeContext) -> LoopState:
@@ -120,6 +126,9 @@ async def _execute_write(call: CheckedCall, state: LoopState, context: NodeConte
     may_be_sent = known is None or known.status == "failed" or reopening is not None
     if may_be_sent:
         broken = await _broken_precondition(call, spec, state, context)
+        if broken is not None and reopening is not None:
+            # Perhaps it is our own first attempt that arrived late: only the service can tell, by the key.
+            return {"receipt": Receipt(results=[broken]), "reopening": None, "next": "reconcile"}
         if broken is not None:
             return _received(broken, state, "rejected")
     request = _tool_context(call, state, context, spec.timeout_s)
@@ -131,13 +140,33 @@ async def _execute_write(call: CheckedCall, state: LoopState, context: NodeConte
             return _met_again(call, spec, intent, state)
         case KeyConflict(intent):
             return _received(_conflict(call, spec, intent), state, "rejected")
-        case ApprovalRefused():
-            # Judged again: an approval that ran out meanwhile is requested once more, within its bound.
-            return {"reopening": None, "next": "validate"}
+        case ApprovalRefused(detail):
+            return await _judged_again(call, detail, state, context)
         case FenceLost():
             raise LeaseRefused(f"task {context.task_id} has been taken over by another worker; nothing was sent")
         case _:
             assert_never(begun)
+
+
+async def _judged_again(call: CheckedCall, detail: str, state: LoopState, context: NodeContext) -> LoopState:
+    """An approval that ran out meanwhile is requested once more, within its bound.
+
+    Where the first attempt is confirmed to have had no effect, its intent ends here; the same key may be begun anew,
+    under another approval.
+    """
+    if state.get("reopening") is not None:
+        fault = CallFault(category="interrupted", message=f"confirmed to have had no effect; {detail}")
+        await context.ports.ledger.fail(
+            tenant=state["task"].tenant, key=call.idempotency_key or "", fault=fault, at=context.now()
+        )
+    proposal = state.get("proposal") or proposal_of(call)
+    return {"proposal": proposal, "reopening": None, "next": "validate"}
+
+
+def proposal_of(call: CheckedCall) -> Proposal:
+    """The call as a proposal, for the gates to judge once more: after a restart the first proposal is gone."""
+    proposed = ProposedCall(call_id=call.call_id, name=call.tool, arguments_json=canonical_json(call.args))
+    return Proposal(source="model", calls=[proposed])
 
 
 async def _begin(call: CheckedCall, state: LoopState, context: NodeContext, request: ToolContext) -> BeginAnswer:
@@ -197,14 +226,14 @@ async def _broken_precondition(
 ) -> CallResult | None:
     """Read the world again just before dispatch; what was read is kept as evidence when it forbids the action."""
     began = context.now()
-    for attempt in range(1, spec.max_attempts + 1):
+    for attempt in range(1, READ_ATTEMPTS + 1):
         request = _tool_context(call, state, context, _time_out_s(spec, state, context))
         try:
             answer = await run_precondition(spec, call.args, request)
         except ToolFault as fault:
             again = retries.after_read_fault(
                 attempt=attempt,
-                max_attempts=spec.max_attempts,
+                max_attempts=READ_ATTEMPTS,
                 retryable=fault.retryable,
                 fraction=context.ports.ids.fraction(),
                 remaining_s=budgets.remaining_s(state["limits"], state["usage"]),

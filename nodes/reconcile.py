@@ -5,12 +5,12 @@ from typing import assert_never
 from agentic_loop.graph.definition import NodeContext
 from agentic_loop.graph.errors import ToolFault
 from agentic_loop.graph.records import Intent
-from agentic_loop.graph.state import CheckedCall, Halt, LoopState, Receipt, Reopening, Verdict
+from agentic_loop.graph.state import CallResult, CheckedCall, Halt, LoopState, Receipt, Reopening, Verdict
 from agentic_loop.policies import reconciliation, retries
 from agentic_loop.policies.fingerprints import args_hash
 from agentic_loop.tools.tool import Absent, Found, ToolContext, ToolSpec, Undecided, run_reconcile
 
-from .execute import recorded_result, with_status
+from .execute import READ_ATTEMPTS, recorded_result, with_status
 from .observe import open_effects
 
 MAX_LOOKS = 4
@@ -46,6 +46,12 @@ async def reconcile(state: LoopState, context: NodeContext) -> LoopState:
                 "halt": None,
                 "next": "record",
             }
+        case reconciliation.NotApplied() if (broken := _broken(call, state)) is not None:
+            # Not ours, and the world no longer allows it: the intent ends here without effect.
+            assert broken.fault is not None
+            await ledger.fail(tenant=tenant, key=intent.key, fault=broken.fault, at=context.now())
+            outstanding = with_status(state["outstanding"], broken, "rejected")
+            return {"verdict": _with_call(state, call), "outstanding": outstanding, "halt": None, "next": "record"}
         case reconciliation.NotApplied():
             return {
                 "verdict": _with_call(state, call),
@@ -60,6 +66,15 @@ async def reconcile(state: LoopState, context: NodeContext) -> LoopState:
             return _give_up(intent, detail)
         case _:
             assert_never(concluded)
+
+
+def _broken(call: CheckedCall, state: LoopState) -> CallResult | None:
+    """What spoke against the second dispatch: the precondition as it was read just before it."""
+    receipt = state.get("receipt")
+    for result in receipt.results if receipt is not None else []:
+        if result.call_id == call.call_id and result.fault and result.fault.category == "precondition_failed":
+            return result
+    return None
 
 
 async def _open_intent(state: LoopState, context: NodeContext) -> Intent | None:
@@ -99,7 +114,8 @@ async def _concluded(
 async def _asked(intent: Intent, spec: ToolSpec, context: NodeContext) -> reconciliation.ServiceAnswer:
     """Ask the service, with the bounded retries of a read: asking changes nothing."""
     fault_text = "the service did not answer"
-    for attempt in range(1, spec.max_attempts + 1):
+    # Asking is a read: that its write is sent only once (max_attempts=1) does not bound it.
+    for attempt in range(1, READ_ATTEMPTS + 1):
         request = ToolContext(
             tenant=intent.tenant,
             task_id=context.task_id,
@@ -114,7 +130,7 @@ async def _asked(intent: Intent, spec: ToolSpec, context: NodeContext) -> reconc
             fault_text = str(fault)
             again = retries.after_read_fault(
                 attempt=attempt,
-                max_attempts=spec.max_attempts,
+                max_attempts=READ_ATTEMPTS,
                 retryable=fault.retryable,
                 fraction=context.ports.ids.fraction(),
                 remaining_s=spec.timeout_s,
