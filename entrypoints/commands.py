@@ -118,8 +118,8 @@ def inbox(session: Session, who: str | None) -> int:
         if not waiting:
             session.screen.say("nothing waits for an approval")
         for row in waiting:
-            expired = datetime.now(UTC) >= row.expires_at
-            session.screen.say(f"approval {row.id}{' (expired: answering it asks anew)' if expired else ''}", "bold")
+            if datetime.now(UTC) >= row.expires_at:
+                session.screen.say("expired; an answer makes the task ask anew:", "bold")
             session.screen.show(approval_table(row))
             session.say_commands(answers_to(row, session.program))
         return 0

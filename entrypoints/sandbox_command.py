@@ -1,12 +1,13 @@
 """The sandbox in the foreground: its services on a port of this machine, until somebody stops them."""
 
+import socket
 import time
 
 import httpx2
 
-from agentic_loop.graph.errors import Outage
+from agentic_loop.graph.errors import Misuse, Outage
 from agentic_loop.graph.store.embedded import create_database, database_url
-from agentic_loop.sandbox.server import SandboxProcess, start_sandbox_process
+from agentic_loop.sandbox.server import HOST, SandboxProcess, start_sandbox_process
 
 from .app import DEFAULT_SANDBOX_PORT, DEMO_DATABASE
 from .session import Session
@@ -27,6 +28,7 @@ def run_sandbox(session: Session, *, port: int, reset: bool) -> int:
 
 
 def _run(session: Session, port: int, reset: bool) -> int:
+    require_free(port)
     in_demo = session.database == DEMO_DATABASE
     database = create_database(database_url(), DEMO_SANDBOX_DATABASE if in_demo else SANDBOX_DATABASE)
     with start_sandbox_process(database, port) as sandbox:
@@ -42,6 +44,18 @@ def _run(session: Session, port: int, reset: bool) -> int:
             raise Outage("the sandbox ended by itself; its complaint is above")
     session.screen.say("the sandbox has stopped")
     return 0
+
+
+def require_free(port: int) -> None:
+    """Look whether the sandbox can listen on this port of this machine.
+
+    Raises:
+        Misuse: something else does.
+    """
+    try:
+        socket.create_server((HOST, port)).close()
+    except OSError as error:
+        raise Misuse(f"port {port} cannot be used ({error}); choose another, or --port 0 for any free one") from error
 
 
 def reset_world(url: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from uuid import uuid4
 
 import psycopg
+import typer
 
 from agentic_loop.graph.errors import LeaseRefused, Misuse, Outage, ToolFault
 from agentic_loop.graph.records import ApprovalRow
@@ -71,7 +72,7 @@ class Session:
             return self._failed("misuse" if isinstance(fault, Misuse) else "outage", str(fault), code)
         except ToolFault as fault:
             return self._failed("tool_fault", f"{fault.category}: {fault}; try again later", EXIT_OUTAGE)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, typer.Abort):
             return self._failed("interrupted", self._after_interruption(), EXIT_INTERRUPTED)
         except Exception as error:  # noqa: BLE001 - the outermost frame: our own fault, shown whole so it can be reported
             traceback.print_exception(error)

@@ -58,7 +58,7 @@ def trace_table(entries: Sequence[JournalEntry], width: int) -> Table:
     return table
 
 
-_NUMBERS = (4, 13)
+_NUMBERS = (4, 12)
 """The widths of the columns of numbers: the first and the last."""
 
 _BETWEEN = 12
@@ -67,7 +67,7 @@ _BETWEEN = 12
 _SHARES = (35, 22, 22, 21)
 """How the columns of words share the rest, in hundredths."""
 
-_NARROWEST = (13, 12, 16, 10)
+_NARROWEST = (12, 13, 16, 11)
 """What the columns of words need at least; an id has 16 characters."""
 
 
