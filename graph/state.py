@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Annotated, Literal, TypeAlias
 
 from langgraph.channels import UntrackedValue
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, WithJsonSchema
 from typing_extensions import TypedDict
 
 Status: TypeAlias = Literal[
@@ -550,15 +550,27 @@ Route: TypeAlias = Literal[
 
 
 class LoopInput(TypedDict, total=False):
-    """What a caller gives: a goal with inputs to start, or a resumption of an ended task.
+    """Start a task with a goal and inputs, or go on with an ended one by a resumption.
 
-    ``revises`` names an ended task whose evidence the new one starts from.
+    Studio and the server's API show these titles and descriptions.
     """
 
-    goal: str
-    inputs: dict[str, str]
-    revises: str
-    resumption: dict[str, JsonValue] | None
+    goal: Annotated[
+        str, Field(title="Goal", description="What is to be achieved, in a sentence. Needed to start a task.")
+    ]
+    inputs: Annotated[
+        dict[str, str],
+        Field(title="Inputs", description='What is known, by name, such as {"order_id": "8472"}.'),
+    ]
+    revises: Annotated[
+        str,
+        Field(title="Revises", description="The id of an ended task whose evidence the new one starts from."),
+    ]
+    resumption: Annotated[
+        dict[str, JsonValue] | None,
+        Field(title="Resumption", description="Only to go on with this thread's ended task."),
+        WithJsonSchema({"anyOf": [Resumption.model_json_schema(), {"type": "null"}]}),
+    ]
 
 
 class LoopOutput(TypedDict, total=False):
