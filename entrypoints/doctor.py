@@ -17,6 +17,7 @@ from agentic_loop.graph.store.database import translated
 from agentic_loop.graph.store.embedded import DATABASE_URL_VARIABLE, EmbeddedDatabaseError, data_folder
 from agentic_loop.graph.store.migrate import migrations
 from agentic_loop.models.settings import MODEL_VARIABLE
+from agentic_loop.tools.http import ServiceUrls
 
 from .app import Settings, database_of, model_of, services_of
 
@@ -106,7 +107,7 @@ def _migrations(present: int) -> Finding:
 def _model(environment: Mapping[str, str]) -> Finding:
     try:
         # Neither the database nor the services matter here.
-        settings = Settings("", services_of(environment), environment.get(MODEL_VARIABLE), environment)
+        settings = Settings("", ServiceUrls.all_at(""), environment.get(MODEL_VARIABLE), environment)
         name = model_of(settings).name
     except Misuse as error:
         return Finding("model", False, str(error), f"set {MODEL_VARIABLE} as the message says")

@@ -213,15 +213,8 @@ def test_a_task_that_needs_input_is_resumed_or_closed_and_revised(command_line: 
     refused = command_line.run("resume", "ask-2", "--as", "asha", "--json")
     assert (refused.code, refused.json["error"]) == (2, "misuse")
     assert "was closed by asha" in text(refused.json["message"])
-    revised = command_line.run(
-        "revise",
-        "ask-2",
-        "--as",
-        "ravi",
-        "--goal",
-        f"Order {command_line.charged_twice()} was charged twice.",
-        "--json",
-    )
+    goal = f"Order {command_line.charged_twice()} was charged twice."
+    revised = command_line.run("revise", "ask-2", "--as", "ravi", "--goal", goal, "--json")
     assert revised.code == 3, revised.err
     assert revised.json["parent_task_id"] == "ask-2"
 
@@ -359,22 +352,8 @@ def _main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *
 
 
 COMMANDS = [
-    "demo",
-    "start",
-    "inbox",
-    "approve",
-    "reject",
-    "edit",
-    "resume",
-    "revise",
-    "close",
-    "show",
-    "trace",
-    "packet",
-    "tasks",
-    "continue",
-    "sandbox",
-    "doctor",
+    *("demo", "start", "inbox", "approve", "reject", "edit", "resume", "revise"),
+    *("close", "show", "trace", "packet", "tasks", "continue", "sandbox", "doctor"),
 ]
 
 
