@@ -154,10 +154,20 @@ def _judge_budgets(view: StopView) -> End | None:
         return _end("cost", f"{usage.cost_micro_usd} micro-USD spent of {limits.max_cost_micro_usd}")
     if usage.active_ms >= limits.max_active_s * 1_000:
         return _end("deadline", f"{usage.active_ms} ms of active time spent of {limits.max_active_s} s")
-    ends_by_itself = view.verdict is not None and view.verdict.kind in ("blocked", "wait_and_recheck")
-    if view.model_step_needed and not ends_by_itself and view.step_count >= limits.max_steps:
+    if view.model_step_needed and not _ends_by_itself(view) and view.step_count >= limits.max_steps:
         return _end("steps", f"{view.step_count} steps spent of {limits.max_steps}")
     return None
+
+
+def _ends_by_itself(view: StopView) -> bool:
+    """Whether the proposal stops the run without another step; a wait that is to be refused does not."""
+    match view.verdict:
+        case Verdict(kind="blocked"):
+            return True
+        case Verdict(kind="wait_and_recheck"):
+            return view.usage.rechecks < view.limits.max_rechecks
+        case _:
+            return False
 
 
 def _judge_proposal(view: StopView) -> StopAnswer:
