@@ -26,6 +26,7 @@ from agentic_loop.graph.state import (
     Proposal,
     ProposedCall,
     Receipt,
+    Usage,
 )
 from agentic_loop.policies import budgets, retries, steering
 from agentic_loop.policies.fingerprints import canonical_json
@@ -91,7 +92,7 @@ async def _read(call: CheckedCall, state: LoopState, context: NodeContext) -> Ca
     attempt = 0
     while True:
         attempt += 1
-        request = _tool_context(call, state, context, _time_out_s(spec, state, context))
+        request = _tool_context(call, state, context, _time_out_s(spec, state, context, began))
         try:
             result = await run_call(spec, call.args, request)
         except ToolFault as fault:
@@ -100,7 +101,7 @@ async def _read(call: CheckedCall, state: LoopState, context: NodeContext) -> Ca
                 max_attempts=spec.max_attempts,
                 retryable=fault.retryable,
                 fraction=context.ports.ids.fraction(),
-                remaining_s=budgets.remaining_s(state["limits"], state["usage"]),
+                remaining_s=budgets.remaining_s(state["limits"], _usage_now(state, context, began)),
             )
             match answer:
                 case retries.GiveUp():
@@ -227,7 +228,7 @@ async def _broken_precondition(
     """Read the world again just before dispatch; what was read is kept as evidence when it forbids the action."""
     began = context.now()
     for attempt in range(1, READ_ATTEMPTS + 1):
-        request = _tool_context(call, state, context, _time_out_s(spec, state, context))
+        request = _tool_context(call, state, context, _time_out_s(spec, state, context, began))
         try:
             answer = await run_precondition(spec, call.args, request)
         except ToolFault as fault:
@@ -236,7 +237,7 @@ async def _broken_precondition(
                 max_attempts=READ_ATTEMPTS,
                 retryable=fault.retryable,
                 fraction=context.ports.ids.fraction(),
-                remaining_s=budgets.remaining_s(state["limits"], state["usage"]),
+                remaining_s=budgets.remaining_s(state["limits"], _usage_now(state, context, began)),
             )
             if isinstance(again, retries.GiveUp):
                 return _failed(
@@ -327,9 +328,15 @@ def _spec(call: CheckedCall, context: NodeContext) -> ToolSpec:
     return context.loop.tools.require([call.tool])[0]
 
 
-def _time_out_s(spec: ToolSpec, state: LoopState, context: NodeContext) -> float:
-    bounded = budgets.time_out_s(spec.timeout_s, state["limits"], state["usage"])
-    return 0.05 if isinstance(bounded, budgets.Refused) else bounded
+def _time_out_s(spec: ToolSpec, state: LoopState, context: NodeContext, began: datetime) -> float:
+    bounded = budgets.time_out_s(spec.timeout_s, state["limits"], _usage_now(state, context, began))
+    return budgets.MIN_CALL_S if isinstance(bounded, budgets.Refused) else bounded
+
+
+def _usage_now(state: LoopState, context: NodeContext, began: datetime) -> Usage:
+    """The usage with the time since this node began: attempts and waits count while they happen, not afterwards."""
+    usage = state["usage"]
+    return usage.model_copy(update={"active_ms": usage.active_ms + _since_ms(began, context)})
 
 
 def _tool_context(call: CheckedCall, state: LoopState, context: NodeContext, timeout_s: float) -> ToolContext:
