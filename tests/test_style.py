@@ -223,21 +223,29 @@ def checks_something(node: ast.AST) -> bool:
     return False
 
 
-def toothless_tests(tree: ast.Module) -> list[str]:
-    """Tests that cannot fail; a function of the same file that checks counts for those that call it."""
-    checking = {node.name for node in functions(tree) if checks_something(node)}
+def checking_functions(tree: ast.Module) -> set[str]:
+    """The functions of a file that can fail."""
+    return {node.name for node in functions(tree) if checks_something(node)}
+
+
+def toothless_tests(tree: ast.Module, elsewhere: frozenset[str] = frozenset()) -> list[str]:
+    """Tests that cannot fail; a function that checks, of the same file or elsewhere, counts for those that call it."""
+    here = checking_functions(tree)
     found: list[str] = []
     for node in functions(tree):
-        if not node.name.startswith("test_") or node.name in checking | PASS_IF_NOTHING_IS_RAISED:
+        if not node.name.startswith("test_") or node.name in here | PASS_IF_NOTHING_IS_RAISED:
             continue
-        called = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
-        if not called & checking:
+        names = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+        if not names & (here | elsewhere):
             found.append(node.name)
     return found
 
 
 def test_every_test_can_fail() -> None:
-    found = {path: toothless_tests(tree) for path, tree in sources("tests").items()}
+    trees = sources("tests")
+    shared = [tree for path, tree in trees.items() if not Path(path).name.startswith("test_")]
+    elsewhere = frozenset(name for tree in shared for name in checking_functions(tree))
+    found = {path: toothless_tests(tree, elsewhere) for path, tree in trees.items()}
     assert {path: names for path, names in found.items() if names} == {}
 
 
