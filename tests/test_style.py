@@ -229,7 +229,7 @@ def checking_functions(tree: ast.Module) -> set[str]:
 
 
 def toothless_tests(tree: ast.Module, elsewhere: frozenset[str] = frozenset()) -> list[str]:
-    """Tests that cannot fail; a function that checks, of the same file or elsewhere, counts for those that call it."""
+    """Tests that cannot fail; calling a function that checks, of the same file or elsewhere, counts as a check."""
     here = checking_functions(tree)
     found: list[str] = []
     for node in functions(tree):
