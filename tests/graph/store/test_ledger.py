@@ -255,13 +255,18 @@ async def test_without_a_lease_nothing_is_begun(stores: Stores) -> None:
 async def test_a_takeover_waits_for_an_effect_that_is_being_begun(stores: Stores, pool: Pool, store_url: str) -> None:
     worker = await new_worker(stores)
     await stores.lease.release(worker.task_id)
-    async with PostgresLease(store_url) as other, pool.connection() as link, link.transaction():
-        await link.execute("SELECT 1 FROM agentic_loop.leases WHERE task_id = %s FOR SHARE", [worker.task_id])
-        takeover = asyncio.create_task(other.acquire(worker.task_id))
-        await asyncio.wait([takeover], timeout=0.1)
-        assert not takeover.done()
-        assert isinstance(await worker.begin(), Begun)
-        await link.execute("ROLLBACK")
+    approval_id = await worker.approved()
+    async with PostgresLease(store_url) as other:
+        async with pool.connection() as link, link.transaction():
+            # Stops the effect half-way: after its fence was checked, before it is committed.
+            await link.execute("SELECT 1 FROM agentic_loop.approvals WHERE id = %s FOR UPDATE", [approval_id])
+            effect = asyncio.create_task(worker.begin(approval_id=approval_id))
+            await asyncio.wait([effect], timeout=0.1)
+            takeover = asyncio.create_task(other.acquire(worker.task_id))
+            await asyncio.wait([takeover], timeout=0.1)
+            assert not effect.done()
+            assert not takeover.done()
+        assert isinstance(await effect, Begun)
         assert await takeover == worker.fence + 1
         assert await worker.begin(key="another") == FenceLost()
 
