@@ -185,8 +185,10 @@ async def _granting_row(
     if approval is None:
         return None
     row = await context.ports.approvals.find(approval.id)
-    if row is None or row.decision != "edited" or row.action_hash == call.action_hash:
+    if row is None or row.decision != "edited":
         return row
+    if row.action_hash == call.action_hash:
+        return None  # somebody wanted another action in its place
     if answer is None or answer.kind != "edited" or answer.approval_id != row.id:
         return None
     editor = Principal(id=row.decided_by, tenant=row.tenant, roles=[row.decided_role])
@@ -203,7 +205,7 @@ async def _granting_row(
 
 def _grants(row: ApprovalRow, call: CheckedCall, context: NodeContext) -> bool:
     return (
-        row.decision in ("approved", "edited")
+        row.decision == "approved"
         and row.action_hash == call.action_hash
         and row.task_id == context.task_id
         and row.consumed_by is None

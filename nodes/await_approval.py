@@ -128,9 +128,14 @@ async def _edited(
     role = await entitled_role(_call(state), principal, state, context)
     if role is None or principal is None:
         return _pending(row, f"{principal.id if principal else 'nobody'} is not entitled to edit this request")
+    if verdict.calls[0].action_hash == row.action_hash:
+        # An edit that changes nothing approves; a real one leaves the first action unapproved for good.
+        decided = await _decide(row, "approved", principal, role, context, edit.message)
+        return _follow(decided, state, usage)
     decided = await context.ports.approvals.decide(
-        row.id, decision="edited", decided_by=principal.id, decided_role=role, at=context.now(), edited_args=edit.args
-    )
+        row.id, decision="edited", decided_by=principal.id, decided_role=role, at=context.now(), message=edit.message,
+        edited_args=edit.args,
+    )  # fmt: skip
     return _follow(decided, state, usage)
 
 
