@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 from agentic_loop.graph.definition import NodeContext
-from agentic_loop.graph.errors import OutcomeUnknown, ToolFault
+from agentic_loop.graph.errors import Defect, OutcomeUnknown, ToolFault
 from agentic_loop.graph.ports import Notifier
 from agentic_loop.graph.records import ApprovalRow, Begun, JournalEntry, NoticeOfApproval, TaskView
 from agentic_loop.graph.state import Approval, CheckedCall, Halt, LoopState, OutstandingAction
@@ -17,6 +17,9 @@ NOTICE_TOOL = "notify_approver"
 
 MAX_EVIDENCE_IDS = 32
 """How many pieces of evidence a request for approval names, newest last."""
+
+MAX_EARLIER_ROUNDS = 256
+"""How many requests for the same action a task can look back on; each resumption adds a few."""
 
 
 async def request_approval(state: LoopState, context: NodeContext) -> LoopState:
@@ -43,10 +46,7 @@ async def request_approval(state: LoopState, context: NodeContext) -> LoopState:
             "next": "stop_check",
         }
     view = await task_view(state, context)
-    wanted = approval_request(
-        call, state, context, view, approval_id=context.ports.ids.approval_id(), round_number=round_number
-    )
-    row = await context.ports.approvals.request(wanted)
+    row = await _entered(call, state, context, view, round_number)
     note = await _notify(row, context)
     version = state["version"] + 1
     await context.ports.journal.append([_entry(row, call, state, version, note)])
@@ -61,7 +61,7 @@ async def request_approval(state: LoopState, context: NodeContext) -> LoopState:
             requested_at=row.requested_at,
             expires_at=row.expires_at,
             required_role=row.required_role,
-            round=row.round,
+            round=round_number,
         ),
         "answer": None,
         "outstanding": _proposed(state["outstanding"], call),
@@ -70,6 +70,21 @@ async def request_approval(state: LoopState, context: NodeContext) -> LoopState:
         "inference": None,
         "next": "await_approval",
     }
+
+
+async def _entered(
+    call: CheckedCall, state: LoopState, context: NodeContext, view: TaskView, round_number: int
+) -> ApprovalRow:
+    """The request of this round; rounds that are over (before a resumption, say) are not opened again."""
+    for number in range(round_number, round_number + MAX_EARLIER_ROUNDS):
+        row = await context.ports.approvals.request(
+            approval_request(
+                call, state, context, view, approval_id=context.ports.ids.approval_id(), round_number=number
+            )
+        )
+        if row.decision != "expired" and row.consumed_by is None:
+            return row
+    raise Defect(f"task {context.task_id} has asked for {call.tool} more than {MAX_EARLIER_ROUNDS} times")
 
 
 def approval_request(
