@@ -62,6 +62,8 @@ async def execute(state: LoopState, context: NodeContext) -> LoopState:
     view = await task_view(state, context)
     due = [call for call in verdict.calls if call.fault is None and call.authorisation == "allowed"]
     checked = [await checked_again(call, state, context, view) for call in due]
+    if len(checked) == 1 and checked[0].fault is None and checked[0].authorisation == "needs_approval":
+        return await _judged_again(checked[0], "no approval covers it now", state, context)
     allowed = [call for call in checked if call.fault is None and call.authorisation == "allowed"]
     refused = [_refused(call) for call in checked if call not in allowed]
     writes = [call for call in allowed if call.effect == "write"]
