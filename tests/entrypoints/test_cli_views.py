@@ -305,3 +305,11 @@ def test_the_doctor_says_what_to_do_about_each_thing(database_url: str) -> None:
     assert not found["services"].ok
     assert "AGENTIC_LOOP_REFUNDS_URL" in found["services"].detail
     assert all(finding.advice for finding in found.values() if not finding.ok)
+
+
+def test_the_doctor_goes_on_past_what_is_away() -> None:
+    environment = {"DATABASE_URL": "postgresql://x@127.0.0.1:1/x", "AGENTIC_LOOP_SANDBOX_URL": "http://127.0.0.1:1"}
+    found = {finding.name: finding for finding in findings(environment, "agentic_loop")}
+    away = [name for name, finding in found.items() if not finding.ok]
+    assert away == ["database", "migrations", "services payments, refunds, policy, notifications"]
+    assert "agentic-loop sandbox" in found[away[2]].advice
