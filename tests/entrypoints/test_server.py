@@ -107,7 +107,7 @@ async def charged_twice(sandbox: Sandbox, order_id: str, amount_inr: int = 2000)
     payments = [
         {
             "payment_id": f"pay_{order_id}_{n}",
-            "amount_inr": 2000,
+            "amount_inr": amount_inr,
             "status": "captured",
             "at": f"2026-10-20T09:1{n}:00Z",
         }
@@ -136,6 +136,7 @@ def about(order_id: str) -> dict[str, Any]:
 async def start(client: Any, thread: str, order_id: str) -> dict[str, Any]:
     """Run up to the request for approval and return what it asks."""
     result = await client.runs.wait(thread, "refund", input=about(order_id))
+    assert "__interrupt__" in result, result
     [interrupt] = result["__interrupt__"]
     request: dict[str, Any] = interrupt["value"]
     return request
