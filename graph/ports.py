@@ -199,6 +199,7 @@ class Ledger(Protocol):
         tenant: str,
         key: str,
         action_hash: str,
+        task_id: str,
         fence: int,
         approval_id: str | None,
         request_id: str,

@@ -180,6 +180,7 @@ async def _begin(call: CheckedCall, state: LoopState, context: NodeContext, requ
             tenant=tenant,
             key=call.idempotency_key,
             action_hash=call.action_hash,
+            task_id=context.task_id,
             fence=context.fence,
             approval_id=call.approval_id,
             request_id=request.request_id,
