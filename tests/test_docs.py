@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,7 @@ def test_every_path_named_in_a_table_exists() -> None:
 # --- settings and tables ----------------------------------------------------------------------------------------
 
 
+@cache
 def settings_in_code() -> set[str]:
     """Every environment variable that the code reads, by the strings in it (docstrings are not settings)."""
     found: set[str] = set()
