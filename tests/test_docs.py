@@ -35,7 +35,12 @@ def named(document: Path) -> str:
 
 def shown_commands(text: str) -> list[str]:
     """Every ``agentic-loop …`` command of a document: console lines, and inline code."""
-    lines = [line for language, block in FENCE.findall(text) if language == "console" for line in block.splitlines()]
+    lines = [
+        line
+        for language, block in FENCE.findall(text)
+        if language in ("console", "sh")
+        for line in block.splitlines()
+    ]
     commands = [line.removeprefix("$ ").strip() for line in lines]
     commands += re.findall(r"`([^`\n]+)`", FENCE.sub("", text))
     return [command for command in commands if re.match(r"agentic-loop( |$)", command)]
