@@ -80,12 +80,13 @@ async def _begin(state: LoopState, context: NodeContext) -> LoopState:
         versions={**versions(), **context.ports.versions, "model": context.ports.model.name},
         started_at=now,
     )
-    inherited = await _inherited(state.get("revises") or "", requester, context)
+    revised = state.get("revises") or ""
+    inherited = await _inherited(revised, requester, context)
     await context.ports.tasks.register(task, "RUNNING", now)
-    if inherited:
+    if revised:
         await context.ports.evidence.append(task.task_id, inherited)
         await context.ports.journal.append([_inherited_entry(task, record, now) for record in inherited])
-        await context.ports.tasks.set_parent(task.task_id, state["revises"])
+        await context.ports.tasks.set_parent(task.task_id, revised)
     return {
         "task": task,
         "status": "RUNNING",

@@ -55,11 +55,11 @@ class _Commands:
 
     @property
     def close(self) -> str:
-        return f'agentic-loop close {self.task} --note "WHAT WAS DONE"'
+        return f'agentic-loop close {self.task} --note "WHAT WAS DONE" --as WHO'
 
     @property
     def revise(self) -> str:
-        return f"agentic-loop revise {self.task}"
+        return f"agentic-loop revise {self.task} --as WHO"
 
     def resume(self, extra: str = "") -> str:
         return f"agentic-loop resume {self.task} {extra}{' ' if extra else ''}--as WHO"
