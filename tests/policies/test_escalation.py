@@ -231,7 +231,7 @@ def test_an_unsettled_effect_is_checked_before_anything_else(reason: Reason) -> 
         ("deadline", "agentic-loop resume task-8472-a --add-active-s 60 --as WHO"),
         ("approval_expired", "agentic-loop resume task-8472-a --as WHO"),
         ("model_unavailable", "agentic-loop resume task-8472-a --as WHO"),
-        ("policy_denied", "agentic-loop revise task-8472-a"),
+        ("policy_denied", "agentic-loop revise task-8472-a --as WHO"),
     ],
 )
 def test_the_first_command_is_exact(reason: Reason, command: str) -> None:
@@ -239,7 +239,7 @@ def test_the_first_command_is_exact(reason: Reason, command: str) -> None:
 
 
 def test_every_packet_can_be_closed_with_a_note() -> None:
-    assert made("cancelled")["options"][-1]["command"] == 'agentic-loop close task-8472-a --note "WHAT WAS DONE"'
+    assert made("cancelled")["options"][-1]["command"] == 'agentic-loop close task-8472-a --note "WHAT WAS DONE" --as WHO'
 
 
 def test_a_task_id_cannot_become_another_command() -> None:
@@ -278,7 +278,7 @@ def test_markdown_says_the_same_as_the_data() -> None:
     )
     assert f"{effect}`{KEY}`" in text
     assert text.index("check") < text.index("revise") < text.index("## Effects")
-    assert '`agentic-loop close task-8472-a --note "WHAT WAS DONE"`' in text
+    assert '`agentic-loop close task-8472-a --note "WHAT WAS DONE" --as WHO`' in text
     assert "## Approvals\n\nNone." in text
 
 
