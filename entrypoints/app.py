@@ -117,8 +117,8 @@ def database_of(environment: Mapping[str, str], database: str) -> str:
 
 def services_of(environment: Mapping[str, str]) -> ServiceUrls:
     """Where the services are; without a setting, a sandbox on this machine at its usual port."""
-    names = ("AGENTIC_LOOP_SANDBOX_URL", "AGENTIC_LOOP_PAYMENTS_URL", "AGENTIC_LOOP_REFUNDS_URL")
-    if any(environment.get(name) for name in names):
+    services = ("SANDBOX", "PAYMENTS", "REFUNDS", "POLICY", "NOTIFICATIONS")
+    if any(environment.get(f"AGENTIC_LOOP_{service}_URL") for service in services):
         return ServiceUrls.from_environment(environment)
     return ServiceUrls.all_at(f"http://127.0.0.1:{DEFAULT_SANDBOX_PORT}")
 

@@ -18,7 +18,7 @@ ENTRY = "observe"
 
 def after_observe(state: LoopState) -> Literal["reconcile", "await_approval", "stop_check", "__end__"]:
     """An open intent first, then a pending approval; an ended or sleeping task stays as it is."""
-    match state["next"]:
+    match state.get("next"):
         case "reconcile" | "await_approval" as node:
             return node
         case "end":
@@ -29,7 +29,7 @@ def after_observe(state: LoopState) -> Literal["reconcile", "await_approval", "s
 
 def after_stop_check(state: LoopState) -> Literal["finish", "validate", "build_input", "__end__"]:
     """End, let the workflow propose, ask the model, or sleep until it is time to look again."""
-    match state["next"]:
+    match state.get("next"):
         case "validate" | "build_input" as node:
             return node
         case "end":
@@ -40,7 +40,7 @@ def after_stop_check(state: LoopState) -> Literal["finish", "validate", "build_i
 
 def after_build_input(state: LoopState) -> Literal["decide", "stop_check"]:
     """Ask the model only when the most it can cost has been reserved."""
-    match state["next"]:
+    match state.get("next"):
         case "decide" as node:
             return node
         case _:
@@ -49,7 +49,7 @@ def after_build_input(state: LoopState) -> Literal["decide", "stop_check"]:
 
 def after_decide(state: LoopState) -> Literal["validate", "stop_check"]:
     """A proposal is validated; a model that is down, or an inference cut short, is for the stop check."""
-    match state["next"]:
+    match state.get("next"):
         case "validate" as node:
             return node
         case _:
@@ -58,7 +58,7 @@ def after_decide(state: LoopState) -> Literal["validate", "stop_check"]:
 
 def after_validate(state: LoopState) -> Literal["authorise", "record", "stop_check"]:
     """Usable calls are authorised, unusable ones recorded, control proposals judged."""
-    match state["next"]:
+    match state.get("next"):
         case "authorise" | "record" as node:
             return node
         case _:
@@ -67,7 +67,7 @@ def after_validate(state: LoopState) -> Literal["authorise", "record", "stop_che
 
 def after_authorise(state: LoopState) -> Literal["execute", "request_approval", "record"]:
     """Allowed calls run, gated ones wait for a person, denied ones are recorded."""
-    match state["next"]:
+    match state.get("next"):
         case "execute" | "request_approval" as node:
             return node
         case _:
@@ -76,7 +76,7 @@ def after_authorise(state: LoopState) -> Literal["execute", "request_approval", 
 
 def after_request_approval(state: LoopState) -> Literal["await_approval", "stop_check"]:
     """Wait for the answer, unless nobody answered in time too often."""
-    match state["next"]:
+    match state.get("next"):
         case "await_approval" as node:
             return node
         case _:
@@ -85,7 +85,7 @@ def after_request_approval(state: LoopState) -> Literal["await_approval", "stop_
 
 def after_await_approval(state: LoopState) -> Literal["validate", "record", "request_approval", "await_approval"]:
     """Approved or edited: everything is checked again. Rejected: recorded. Expired: asked once more."""
-    match state["next"]:
+    match state.get("next"):
         case "validate" | "record" | "request_approval" as node:
             return node
         case _:
@@ -94,7 +94,7 @@ def after_await_approval(state: LoopState) -> Literal["validate", "record", "req
 
 def after_execute(state: LoopState) -> Literal["record", "reconcile", "validate"]:
     """A result is recorded, an unknown outcome reconciled, an approval that ran out judged again."""
-    match state["next"]:
+    match state.get("next"):
         case "record" | "validate" as node:
             return node
         case _:
@@ -103,7 +103,7 @@ def after_execute(state: LoopState) -> Literal["record", "reconcile", "validate"
 
 def after_reconcile(state: LoopState) -> Literal["record", "execute", "stop_check"]:
     """Applied: recorded. Confirmed not applied: sent once more with the same key. Unknown: a person must look."""
-    match state["next"]:
+    match state.get("next"):
         case "record" | "execute" as node:
             return node
         case _:

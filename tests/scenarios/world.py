@@ -15,6 +15,8 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
+from pydantic import JsonValue
+
 from agentic_loop.entrypoints.app import PEOPLE
 from agentic_loop.graph.contract import Contract
 from agentic_loop.graph.definition import LoopDefinition
@@ -39,7 +41,10 @@ APPROVER_TIMEOUT_S = 60
 LOOKUP = ("lookup_order", {"order_id": "8472"})
 STATUS = ("get_refund_status", {"order_id": "8472"})
 POLICY = ("search_policy", {"query": "duplicate card capture refund approval threshold"})
-REFUND = ("issue_refund", {"order_id": "8472", "payment_id": "pay_5a2", "amount_inr": 2000})
+REFUND: tuple[str, dict[str, JsonValue]] = (
+    "issue_refund",
+    {"order_id": "8472", "payment_id": "pay_5a2", "amount_inr": 2000},
+)
 INVESTIGATION = [LOOKUP, STATUS, POLICY]
 
 
