@@ -239,7 +239,10 @@ def test_the_first_command_is_exact(reason: Reason, command: str) -> None:
 
 
 def test_every_packet_can_be_closed_with_a_note() -> None:
-    assert made("cancelled")["options"][-1]["command"] == 'agentic-loop close task-8472-a --note "WHAT WAS DONE" --as WHO'
+    assert (
+        made("cancelled")["options"][-1]["command"]
+        == 'agentic-loop close task-8472-a --note "WHAT WAS DONE" --as WHO'
+    )
 
 
 def test_a_task_id_cannot_become_another_command() -> None:
