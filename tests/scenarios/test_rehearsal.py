@@ -104,6 +104,18 @@ async def test_an_unknown_order_ends_as_a_question(world: World) -> None:
     await check(world, UNKNOWN_ORDER_ID, ENDING_OF_UNKNOWN_ORDER)
 
 
+@pytest.mark.xfail(strict=True, reason="completion takes the latest of any number of captures for the duplicate")
+async def test_three_captures_of_which_the_last_is_refunded_end_failed_no_action(world: World) -> None:
+    """One capture too many is still with the merchant, so the customer's trouble is not resolved."""
+    payments = [
+        {"payment_id": f"pay_7a{n}", "amount_inr": 800, "status": "captured", "at": f"2026-10-20T11:20:0{n}Z"}
+        for n in (1, 2, 3)
+    ]
+    refunds = [{"refund_id": "rf_7a3", "payment_id": "pay_7a3", "amount_inr": 800, "status": "settled"}]
+    await world.put_order({"order_id": "7001", "total_inr": 800, "payments": payments, "refunds": refunds})
+    await check(world, "7001", Ending("FAILED", "no_action"))
+
+
 # --- random orders ----------------------------------------------------------------------------------------------
 
 
