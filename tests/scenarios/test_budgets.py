@@ -210,7 +210,7 @@ async def test_time_used_up_by_a_tool_ends_budget_exhausted_without_one_more_inf
     async with scripted_world(sandbox, make_database(), [LOOKUP, BLOCKED], clock=clock, ids=ids) as (world, model):
         task = await world.start()
         assert await tool_requests(world) == [("GET", "/orders/8472")]
-        assert len(model.prompts) == 1
+        assert (len(model.prompts), task.step_count) == (1, 1)
         packet = await ended_with_packet(world, task, "BUDGET_EXHAUSTED", "deadline")
         assert [row["tool"] for row in packet["completed_work"]["rows"]] == ["lookup_order"]
 
