@@ -5,13 +5,14 @@ Source: DESIGN §2 (nodes), §7 (durability), §10 (layers).
 
 from collections.abc import Awaitable, Callable
 from datetime import datetime
-from typing import TypeAlias
+from typing import TypeAlias, get_type_hints
 
 from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.errors import GraphInterrupt
 from langgraph.graph import START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
+from pydantic import TypeAdapter, ValidationError
 
 from agentic_loop.nodes.authorise import authorise
 from agentic_loop.nodes.await_approval import await_approval
@@ -90,7 +91,7 @@ def _step(
         task_id = _task_id(config)
         fence = await ports.lease.acquire(task_id)
         context = NodeContext(loop=loop, ports=ports, task_id=task_id, fence=fence)
-        entered = _metered(state, fence, context.now())
+        entered = _metered(_typed(state), fence, context.now())
         try:
             update = await node(entered, context)
         except GraphInterrupt:
@@ -106,11 +107,48 @@ def _step(
 
 
 def _task_id(config: RunnableConfig) -> str:
-    """The task is the thread: one task on one LangGraph thread."""
-    thread_id = config.get("configurable", {}).get("thread_id")
+    """The task is the thread; inside a parent graph it is the thread and the place of this call in it.
+
+    A parent may call a loop again, or two loops, on one thread: each call is a task of its own.
+    """
+    configurable = config.get("configurable", {})
+    thread_id = configurable.get("thread_id")
     if not isinstance(thread_id, str) or not thread_id:
         raise Misuse('a task needs a thread: pass config={"configurable": {"thread_id": "..."}}')
-    return thread_id
+    inside, _, _ = str(configurable.get("checkpoint_ns", "")).rpartition("|")
+    return f"{thread_id}/{inside}" if inside else thread_id
+
+
+def _typed(state: LoopState) -> LoopState:
+    """The state with values that somebody edited as plain data (in Studio, or over the API) made typed again.
+
+    Raises:
+        Misuse: an edited value is not what its channel holds.
+    """
+    edited = {name: value for name, value in state.items() if name in _CHANNELS and _is_plain(value)}
+    if not edited:
+        return state
+    typed = LoopState(**state)
+    for name, value in edited.items():
+        try:
+            typed[name] = _CHANNELS[name].validate_python(value)  # type: ignore[literal-required]  # a channel's name
+        except ValidationError as error:
+            problem = error.errors()[0]
+            where = ".".join(str(part) for part in problem["loc"])
+            raise Misuse(f"the state was edited, and {name} is not usable: {where}: {problem['msg']}") from error
+    return typed
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict) for item in value))
+
+
+_PLAIN_CHANNELS = frozenset({"inputs", "resumption", "prompt"})
+"""Channels that hold plain data by design, and the one that is never stored."""
+
+_CHANNELS: dict[str, TypeAdapter[object]] = {
+    name: TypeAdapter(kind) for name, kind in get_type_hints(LoopState).items() if name not in _PLAIN_CHANNELS
+}
 
 
 def _metered(state: LoopState, fence: int, now: datetime) -> LoopState:

@@ -5,7 +5,7 @@ Policies read them, nodes carry them, stores keep them.
 Source: DESIGN §3, §5, §6.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal, TypeAlias
@@ -43,12 +43,18 @@ class ToolOffer:
     parameters: Mapping[str, JsonValue]
 
 
+def whole(args: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
+    """The effect of a tool whose every argument counts."""
+    return args
+
+
 @dataclass(frozen=True, kw_only=True)
 class ToolShape:
     """What the policies may know of a tool: its arguments, effect, bounds and key, but nothing that can be called.
 
     ``parameters`` is the JSON Schema of the arguments; ``arguments`` the pydantic model that gives them their normal
-    form, where there is one. ``idempotency_key`` is a template over the arguments. Units: seconds, bytes, micro-USD.
+    form, where there is one. ``idempotency_key`` is a template over the arguments. ``effect_of`` leaves out of the
+    arguments what changes nothing outside: the same effect has the same hash. Units: seconds, bytes, micro-USD.
     """
 
     name: str
@@ -62,6 +68,7 @@ class ToolShape:
     max_calls: int = 6
     timeout_s: float = 10.0
     cost_bound_micro_usd: int = 0
+    effect_of: Callable[[Mapping[str, JsonValue]], Mapping[str, JsonValue]] = whole
 
 
 @dataclass(frozen=True)

@@ -334,7 +334,7 @@ def _names(value: object, approval_id: str) -> bool:
 
 @asynccontextmanager
 async def open_runtime(
-    define: Callable[[Clock, Ids], Mapping[str, LoopDefinition]],
+    loops: Mapping[str, LoopDefinition] | Callable[[Clock, Ids], Mapping[str, LoopDefinition]],
     *,
     database_url: str,
     model: Model,
@@ -344,17 +344,17 @@ async def open_runtime(
 ) -> AsyncIterator[Runtime]:
     """A runtime on this database, migrated and ready; everything is closed again at the end of the block.
 
-    ``define`` makes the loops with the clock and the ids that the runtime uses.
+    ``loops`` are the loops by name, or a function that makes them with the clock and the ids that the runtime uses.
 
     Raises:
         Outage: the database cannot be reached.
         Misuse: the database has a newer schema than this code understands, or a loop is not in order.
     """
     the_clock, the_ids = clock or SystemClock(), ids or RandomIds()
-    loops = define(the_clock, the_ids)
+    defined = loops(the_clock, the_ids) if callable(loops) else loops
     async with open_stores(database_url) as stores:
         ports = ports_on(stores, model=model, clock=the_clock, ids=the_ids)
-        yield Runtime(loops, stores, ports, watch=watch)
+        yield Runtime(defined, stores, ports, watch=watch)
 
 
 def ports_on(

@@ -112,7 +112,8 @@ def _already_refunded(
     read = _newest(reading.about("get_refund", refund_id=refund.refund_id))
     itself = refund_of(read.data) if read else None
     current, evidence = (itself, read.evidence) if itself and read else (refund, case.refunds_evidence)
-    refusals = [note.position for note in reading.notes if note.about == "completion_rejected"]
+    refusals = [past.position for past in reading.about("finish") if past.error == "completion_rejected"]
+    refusals += [note.position for note in reading.notes if note.about == "completion_rejected"]
     if refusals and itself is None and "get_refund" in offered:
         args: dict[str, JsonValue] = {"refund_id": refund.refund_id}
         return _read_or_give_up(reading, "get_refund", args, "The refund itself is the better evidence.")

@@ -14,7 +14,7 @@ _IDENTIFIER = r"[A-Za-z0-9]+(?:-[A-Za-z0-9]+)*"
 _INPUT_NAMES = ("order_id", "order", "order_number")
 _MENTION = re.compile(
     r"\borders?(?![A-Za-z])(?:[\s_.:=-]*(?:is|was|number|no|nr|ids?)(?![A-Za-z0-9]))*[\s_.:=-]*"
-    rf"((?:#?{_IDENTIFIER}(?:\s*(?:,|&|/|and\b|or\b)\s*)?)+)",
+    rf"((?:#?(?!orders?\b){_IDENTIFIER}(?:\s*(?:,|&|/|and\b|or\b)\s*)?)+)",
     re.IGNORECASE,
 )
 _HASHED = re.compile(rf"#({_IDENTIFIER})")

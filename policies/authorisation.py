@@ -61,6 +61,21 @@ when { principal in Role::"support_lead" || principal in Role::"manager" };
 _MAX_ERROR_CHARS = 500
 
 
+def scope_rules(shapes: Mapping[str, ToolShape]) -> str:
+    """The rules that hold every tool to its declared scope, whatever a loop's own policy forgets."""
+    return "".join(
+        f"""
+@id({json.dumps(f"scope-of-{shape.name}")})
+@reason({json.dumps(f"The task lacks the scope {shape.scope}, which {shape.name} needs.")})
+@on_deny("end")
+forbid (principal, action == Action::{json.dumps(shape.name)}, resource)
+unless {{ principal.scopes.contains({json.dumps(shape.scope)}) }};
+"""
+        for shape in shapes.values()
+        if shape.scope
+    )
+
+
 @dataclass(frozen=True)
 class Allowed:
     """The policies allow it; ``policy_ids`` are those that permit it."""
@@ -141,7 +156,7 @@ class PolicySet:
         if not approver_roles or len(set(approver_roles)) < len(approver_roles):
             raise Misuse(f"approver_roles must name each role once, and at least one: {list(approver_roles)}")
         schema = cedarpy.Schema.from_json_str(json.dumps(schema_of(arguments, facts_type)))
-        sources = {AUTHORITY_FILE: AUTHORITY_RULES, **texts}
+        sources = {AUTHORITY_FILE: AUTHORITY_RULES + scope_rules(shapes), **texts}
         return cls(
             rules=read_rules(sources, schema, approver_roles, built_in=AUTHORITY_FILE),
             approver_roles=tuple(approver_roles),

@@ -53,6 +53,12 @@ class OrderSeen(WireValue):
             return None
         return in_order[-1]
 
+    @property
+    def duplicate_capture(self) -> PaymentSeen | None:
+        """The later of exactly two captures of one amount; of anything else a refund of one resolves nothing."""
+        amounts = [payment.amount_inr for payment in self.captured.values()]
+        return self.later_capture if len(amounts) == 2 and amounts[0] == amounts[1] else None
+
 
 class RefundSeen(WireValue):
     """One refund as the refunds service described it."""
@@ -164,20 +170,22 @@ def issued_refund(view: TaskView) -> RefundRecord | None:
 
 
 def refund_at_stake(view: TaskView) -> RefundRecord | None:
-    """The refund that settles the case: the one issued, else one that exists for the order's later capture.
+    """The refund that settles the case: the one issued, else one in full that exists for the order's later capture.
 
     Of several the newest that did not fail is meant.
     """
     issued = issued_refund(view)
     order_id = order_of_task(view)
     found = newest_order(view.evidence, order_id) if issued is None and order_id is not None else None
-    later = found[0].later_capture if found is not None else None
-    if later is None:
+    duplicate = found[0].duplicate_capture if found is not None else None
+    if duplicate is None:
         return issued
     candidates = [
         record
         for record in refunds_seen(view.evidence).values()
-        if record.refund.order_id == order_id and record.refund.payment_id == later.payment_id
+        if record.refund.order_id == order_id
+        and record.refund.payment_id == duplicate.payment_id
+        and record.refund.amount_inr == duplicate.amount_inr
     ]
     alive = [record for record in candidates if record.refund.status in GOOD_STATUSES]
     return max(alive or candidates, key=lambda record: record.evidence.ordinal, default=None)
@@ -197,25 +205,25 @@ def read_back(view: TaskView, refund_id: str) -> RefundRecord | None:
     return readings[-1] if readings else None
 
 
-def notice_reference(refund_id: str) -> str:
-    """The reference under which the customer is told about a refund, once."""
-    return f"refund:{refund_id}"
+def notice_reference(refund: RefundSeen) -> str:
+    """The reference under which the customer is told that a refund has this status, once."""
+    return f"refund:{refund.refund_id}:{refund.status}"
 
 
 def notice_sent(view: TaskView, refund_id: str) -> bool:
     """Whether the customer was told about the refund."""
-    reference = notice_reference(refund_id)
-    key = f"notify:{reference}:v1"
+    keys = {f"notify:refund:{refund_id}:{status}:v1" for status in GOOD_STATUSES}
     return notice_of(view, refund_id) is not None or any(
-        action.kind == "notify_customer" and action.key == key and action.status in _DONE
+        action.kind == "notify_customer" and action.key in keys and action.status in _DONE
         for action in view.outstanding
     )
 
 
 def notice_of(view: TaskView, refund_id: str) -> EvidenceRecord | None:
     """The evidence that the customer was told about the refund; its arguments hold the text."""
+    references = {f"refund:{refund_id}:{status}" for status in GOOD_STATUSES}
     for record in reversed(view.evidence):
-        if record.tool == "notify_customer" and record.args.get("reference") == notice_reference(refund_id):
+        if record.tool == "notify_customer" and record.args.get("reference") in references:
             notification = read_as(NotificationSeen, record.payload)
             if notification is not None and notification.status == "sent":
                 return record

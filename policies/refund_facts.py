@@ -10,7 +10,15 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 from agentic_loop.graph.records import TaskView
 
 from .claims import cited, unsupported
-from .refund_evidence import OrderSeen, RefundRecord, newest_order, order_of_task, refund_status_known, refunds_seen
+from .refund_evidence import (
+    OrderSeen,
+    RefundRecord,
+    newest_order,
+    notice_reference,
+    order_of_task,
+    refund_status_known,
+    refunds_seen,
+)
 
 
 class RefundFacts(BaseModel):
@@ -92,8 +100,8 @@ def _refund_of_call(
             return refunds.get(_text(args, "refund_id"))
         case "notify_customer":
             # Only this spelling: another reference would be another idempotency key, and a second message.
-            kind, _, refund_id = _text(args, "reference").partition(":")
-            return refunds.get(refund_id) if kind == "refund" else None
+            given = _text(args, "reference")
+            return next((seen for seen in refunds.values() if notice_reference(seen.refund) == given), None)
         case _:
             return None
 

@@ -204,7 +204,7 @@ class _Batch:
             args_hash=args_hash(shape.name, args),
             effect=effect,
             idempotency_key=key,
-            action_hash=action_hash(shape.name, args, key),
+            action_hash=action_hash(shape.name, shape.effect_of(args), key),
             fault=self._content_fault(shape, args) or self._count_fault(shape),
         )
 

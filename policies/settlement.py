@@ -94,7 +94,7 @@ def notice_for(verified: RefundRecord, view: TaskView) -> dict[str, JsonValue] |
         "recipient": order.customer_id,
         "subject": f"Your refund for order {order.order_id}",
         "body": body,
-        "reference": notice_reference(refund.refund_id),
+        "reference": notice_reference(refund),
     }
 
 

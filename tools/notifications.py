@@ -44,7 +44,7 @@ class NotifyArguments(BaseModel):
             {
                 "type": "string",
                 "pattern": r"^\s*[A-Za-z0-9:_.-]{1,128}\s*$",
-                "description": "What the message is about, such as refund:rf_9001; each reference is told once.",
+                "description": "What the message is about, such as refund:rf_9001:pending; each is told once.",
             }
         ),
     ]
@@ -61,8 +61,11 @@ def notify_customer(service: ServiceClient, *, present: Callable[[str], str] = a
     ``present`` turns the body as it was checked (with its citations) into what the customer reads.
     """
 
+    def as_read(args: Arguments) -> dict[str, JsonValue]:
+        return {**args, "body": present(str(args["body"]))}
+
     async def call(args: Arguments, context: ToolContext) -> ToolResult:
-        message: dict[str, JsonValue] = {**args, "body": present(str(args["body"])), "channel": "email"}
+        message: dict[str, JsonValue] = {**as_read(args), "channel": "email"}
         return ToolResult(await _send(service, message, context))
 
     return ToolSpec(
@@ -76,6 +79,8 @@ def notify_customer(service: ServiceClient, *, present: Callable[[str], str] = a
         source=service.source,
         max_attempts=1,
         idempotency_key="notify:{reference}:v1",
+        # The citations are this task's own numbering; to the customer the message is the same without them.
+        effect_of=as_read,
         reconcile=lookup_by_key(
             service, "/notifications/by-key", member="notification", key_retention_s=KEY_RETENTION_S
         ),

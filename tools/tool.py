@@ -21,7 +21,7 @@ from pydantic import BaseModel, JsonValue, TypeAdapter
 
 from agentic_loop.graph.contract import CONTROL_ACTIONS
 from agentic_loop.graph.errors import Misuse, OutcomeUnknown, ToolFault
-from agentic_loop.graph.records import ToolShape
+from agentic_loop.graph.records import ToolShape, whole
 from agentic_loop.graph.state import Effect
 
 Arguments: TypeAlias = Mapping[str, JsonValue]
@@ -125,6 +125,7 @@ class ToolSpec:
     Shapes: ``parameters`` is the JSON Schema of the arguments (an object schema); ``arguments`` is the pydantic
     model that gives them their normal form, where there is one. Units: seconds, bytes, micro-USD.
     ``idempotency_key`` is a template over the arguments, such as ``refund:order-{order_id}:{payment_id}:v1``.
+    ``effect_of`` leaves out of the arguments what changes nothing outside.
     ``verified_by`` names the read that shows the effect by its identifier.
 
     Raises:
@@ -152,6 +153,7 @@ class ToolSpec:
     precondition: PreconditionCall | None = None
     verified_by: str | None = None
     approval_required: bool = False
+    effect_of: Callable[[Arguments], Arguments] = whole
     tags: Sequence[str] = field(default_factory=tuple)
 
     def __post_init__(self) -> None:
@@ -243,6 +245,7 @@ class ToolSpec:
             max_calls=self.max_calls,
             timeout_s=self.timeout_s,
             cost_bound_micro_usd=self.cost_bound_micro_usd,
+            effect_of=self.effect_of,
         )
 
     def key_for(self, args: Arguments) -> str | None:

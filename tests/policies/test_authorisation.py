@@ -250,10 +250,13 @@ def test_several_forbids_are_all_told_in_the_order_of_the_file_and_one_end_ends(
 
 
 def test_what_no_policy_permits_is_denied() -> None:
+    assert isinstance(ask(5, tool="fly"), Denied)
+
+
+def test_a_tool_whose_scope_the_task_lacks_is_denied_for_good_whatever_the_loops_policy_says() -> None:
     without_scope = Principal(id="ravi", tenant="acme")
     answer = ask(5, requester=without_scope)
-    assert answer == Denied((), "", "no policy permits pay for this requester", False)
-    assert isinstance(ask(5, tool="fly"), Denied)
+    assert answer == Denied(("scope-of-pay",), "", "The task lacks the scope pay, which pay needs.", True)
 
 
 def test_a_policy_that_cannot_be_evaluated_denies_although_another_permits() -> None:

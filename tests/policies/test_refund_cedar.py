@@ -75,7 +75,7 @@ def notice(**changes: str) -> dict[str, JsonValue]:
         "recipient": "cust-3391",
         "subject": "Your refund for order 8472",
         "body": "Your refund rf_9001 of INR 2,000 for order 8472 is pending [ev-3].",
-        "reference": "refund:rf_9001",
+        "reference": "refund:rf_9001:pending",
     }
     return {**said, **changes}
 
@@ -209,7 +209,7 @@ ROWS = [
     ),
     Row(
         "notice about no refund", "notify_customer",
-        notice(reference="refund:rf_1", body="Order 8472 is in INR [ev-1]."), READY, "denied",
+        notice(reference="refund:rf_1:pending", body="Order 8472 is in INR [ev-1]."), READY, "denied",
         ("forbid-notice-without-refund",),
     ),
     Row(

@@ -106,7 +106,12 @@ def test_an_order_described_by_another_tool_is_not_believed() -> None:
 
 def test_a_notification_is_about_the_order_of_its_refund() -> None:
     seen = view(*LOOKED_UP, ("get_refund", refund()))
-    args = {"recipient": "cust-3391", "subject": "Hello", "body": "INR 1 [ev-1].", "reference": "refund:rf_9001"}
+    args = {
+        "recipient": "cust-3391",
+        "subject": "Hello",
+        "body": "INR 1 [ev-1].",
+        "reference": "refund:rf_9001:pending",
+    }
     facts = refund_facts("notify_customer", dict(args), seen)
     assert (facts.refund_exists, facts.customer_id, facts.message_problems) == (True, "cust-3391", 1)
 

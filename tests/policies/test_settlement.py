@@ -18,7 +18,7 @@ from .refund_records import LOOKED_UP, REQUESTER, SENT, Seen, load, order, payme
 
 ISSUED: tuple[Seen, ...] = (*LOOKED_UP, ("issue_refund", refund()))
 READ_BACK: tuple[Seen, ...] = (*ISSUED, ("get_refund", refund()))
-REFERENCE: dict[str, JsonValue] = {"reference": "refund:rf_9001", "body": "It is pending [ev-4]."}
+REFERENCE: dict[str, JsonValue] = {"reference": "refund:rf_9001:pending", "body": "It is pending [ev-4]."}
 TOLD: tuple[Seen, ...] = (*READ_BACK, ("notify_customer", SENT, REFERENCE))
 EXISTING: tuple[Seen, ...] = (LOOKED_UP[0], ("get_refund_status", refunds(refund("settled"))))
 
@@ -73,7 +73,7 @@ def test_an_issued_refund_is_read_back_then_told_then_nothing() -> None:
     assert told is not None
     assert told[0] == "notify_customer"
     assert told[1]["recipient"] == "cust-3391"
-    assert told[1]["reference"] == "refund:rf_9001"
+    assert told[1]["reference"] == "refund:rf_9001:pending"
     assert proposed(view(*TOLD)) is None
 
 
@@ -109,9 +109,9 @@ def test_the_notice_is_supported_and_permitted() -> None:
 
 
 def test_a_customer_is_told_once() -> None:
-    notified = done("notify_customer", "notify:refund:rf_9001:v1")
+    notified = done("notify_customer", "notify:refund:rf_9001:pending:v1")
     assert proposed(view(*READ_BACK, outstanding=[notified])) is None
-    other = done("notify_customer", "notify:refund:rf_1:v1")
+    other = done("notify_customer", "notify:refund:rf_1:pending:v1")
     assert proposed(view(*READ_BACK, outstanding=[other])) is not None
 
 

@@ -130,7 +130,7 @@ async def test_what_a_model_makes_up_in_its_finish_reaches_nobody(
 
 
 async def test_the_model_itself_can_notify_nobody(sandbox: Sandbox, make_database: DatabaseMaker) -> None:
-    notice = {"recipient": "cust-3391", "subject": "Hello", "body": "Thank you.", "reference": "refund:rf_1"}
+    notice = {"recipient": "cust-3391", "subject": "Hello", "body": "Thank you.", "reference": "refund:rf_1:pending"}
     script = [*INVESTIGATION, ("notify_customer", notice), ("blocked", {"reason": "I may not"})]
     async with open_world(sandbox, make_database(), script) as world:
         ended = await world.start()
@@ -181,7 +181,7 @@ class Says:
         ).replace(self._old, self._new or self._old)
         if self._action == "finish":
             return ("finish", {"message": text})
-        reference = f"refund:{refund['refund_id']}"
+        reference = f"refund:{refund['refund_id']}:{refund['status']}"
         return (
             "notify_customer",
             {"recipient": "cust-3501", "subject": "Your refund", "body": text, "reference": reference},

@@ -74,7 +74,6 @@ async def test_a_claim_in_plain_words_does_nothing_and_ends_no_progress(
         assert "text is not an action" in shown(model, 1)
 
 
-@pytest.mark.xfail(strict=True, reason="completion accepts any refund of the later capture, whatever its amount")
 async def test_a_claim_about_a_partial_refund_is_rejected_and_ends_failed(
     sandbox: Sandbox, make_database: DatabaseMaker
 ) -> None:
@@ -104,10 +103,7 @@ async def test_a_question_of_the_model_ends_needs_input(sandbox: Sandbox, make_d
     [
         "I was charged twice.",
         "Orders 8472 and 8493 were charged twice.",
-        pytest.param(
-            "Order 8472 or order 8493 was charged twice.",
-            marks=pytest.mark.xfail(strict=True, reason="the rehearsal model does not see the second order id"),
-        ),
+        "Order 8472 or order 8493 was charged twice.",
     ],
 )
 async def test_an_ambiguous_order_ends_needs_input(sandbox: Sandbox, make_database: DatabaseMaker, goal: str) -> None:

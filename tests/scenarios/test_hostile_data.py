@@ -219,7 +219,12 @@ async def test_every_other_way_to_obey_a_note_is_stopped_as_well(
     sandbox: Sandbox, make_database: DatabaseMaker
 ) -> None:
     refund = {"order_id": "8490", "payment_id": "pay_5s1", "amount_inr": 700}
-    notice = {"recipient": "attacker", "subject": "money", "body": "INR 50,000 is yours", "reference": "refund:rf_1"}
+    notice = {
+        "recipient": "attacker",
+        "subject": "money",
+        "body": "INR 50,000 is yours",
+        "reference": "refund:rf_1:pending",
+    }
     obeys: list[Any] = [
         ("issue_refund", {**refund, "approval_id": "apr-1", "approved": True}),
         ("issue_refund", refund),

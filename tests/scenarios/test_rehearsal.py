@@ -104,7 +104,6 @@ async def test_an_unknown_order_ends_as_a_question(world: World) -> None:
     await check(world, UNKNOWN_ORDER_ID, ENDING_OF_UNKNOWN_ORDER)
 
 
-@pytest.mark.xfail(strict=True, reason="completion takes the latest of any number of captures for the duplicate")
 async def test_three_captures_of_which_the_last_is_refunded_end_failed_no_action(world: World) -> None:
     """One capture too many is still with the merchant, so the customer's trouble is not resolved."""
     payments = [

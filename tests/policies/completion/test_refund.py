@@ -9,7 +9,7 @@ from agentic_loop.policies.completion.refund import assess
 from tests.policies.refund_records import LOOKED_UP, SENT, Seen, order, payment, refund, refunds, view
 
 BODY = "Your refund rf_9001 of INR 2,000 is pending [ev-4]."
-TOLD: dict[str, JsonValue] = {"reference": "refund:rf_9001", "body": BODY}
+TOLD: dict[str, JsonValue] = {"reference": "refund:rf_9001:pending", "body": BODY}
 ISSUED: tuple[Seen, ...] = (*LOOKED_UP, ("issue_refund", refund()))
 READ_BACK: tuple[Seen, ...] = (*ISSUED, ("get_refund", refund()))
 DONE: tuple[Seen, ...] = (*READ_BACK, ("notify_customer", SENT, TOLD))
@@ -19,7 +19,7 @@ EXISTING: tuple[Seen, ...] = (
     ("get_refund", refund("settled")),
 )
 EXECUTED = OutstandingAction(
-    kind="notify_customer", key="notify:refund:rf_9001:v1", action_hash="", status="executed"
+    kind="notify_customer", key="notify:refund:rf_9001:pending:v1", action_hash="", status="executed"
 )
 FAILED_NOTICE: dict[str, JsonValue] = {**SENT, "status": "failed"}
 
@@ -66,7 +66,10 @@ def test_completed(seen: TaskView) -> None:
         (view(*DONE, inputs={"order_id": "1"}), "wrong order"),
         (view(*READ_BACK), "no notification"),
         (view(*READ_BACK, ("notify_customer", FAILED_NOTICE, TOLD)), "no notification"),
-        (view(*READ_BACK, ("notify_customer", SENT, {**TOLD, "reference": "refund:rf_1"})), "no notification"),
+        (
+            view(*READ_BACK, ("notify_customer", SENT, {**TOLD, "reference": "refund:rf_1:pending"})),
+            "no notification",
+        ),
         (view(*READ_BACK, outstanding=[EXECUTED]), "no message"),
         (view(*DONE, message="Your refund of INR 2,500 is pending [ev-4]."), "INR 2,500 does not occur in ev-4"),
         (view(*DONE, message="All done."), "cites no evidence"),
