@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -154,9 +155,24 @@ def investigation(order: str) -> list[Said]:
     return [one("lookup_order", order_id=order), one("get_refund_status", order_id=order)]
 
 
+def small_refund() -> Said:
+    return one("issue_refund", order_id="o@a", payment_id="p@a2", amount_inr=450)
+
+
+def gated_refund() -> Said:
+    return one("issue_refund", order_id="o@b", payment_id="p@b2", amount_inr=2_000)
+
+
 PRELUDES = st.sampled_from(
-    [[], investigation("o@a"), investigation("o@b"), investigation("o@c"), investigation("o@d")]
+    [
+        [],
+        *(investigation(order) for order in ("o@a", "o@b", "o@c", "o@d")),
+        *[[*investigation("o@a"), small_refund()]] * 2,
+        *[[*investigation("o@b"), gated_refund()]] * 3,
+    ]
 )
+"""What a sensible model would begin with, so that many examples get as far as money."""
+
 PEOPLE = st.lists(
     st.sampled_from(["approve", "approve", "reject", "edit", "by an agent", "by the requester", "leave"]), max_size=4
 )
@@ -273,7 +289,7 @@ async def play(stage: Stage, answers: Sequence[Said], people: Sequence[str], fau
     """Run a task in which the model gives these answers and these people react to what it asks approval for."""
     world, number = stage.world, next(stage.numbers)
     NUMBERS.append(number)
-    await world.sandbox.reset()
+    await _first_day(world)
     for order in _orders(number):
         await world.put_order(order)
     if fault is not None:
@@ -286,6 +302,13 @@ async def play(stage: Stage, answers: Sequence[Said], people: Sequence[str], fau
             break
         task = await _react(world, task, reaction)
     return Played(number, task, await world.requests(), list(stage.witness.dispatched))
+
+
+async def _first_day(world: World) -> None:
+    """The services forget everything and number their refunds from the start, so the ledger must forget as well."""
+    await world.sandbox.reset()
+    async with await psycopg.AsyncConnection.connect(world.database_url) as connection:
+        await connection.execute("DELETE FROM agentic_loop.intents")
 
 
 async def _react(world: World, task: TaskState, reaction: str) -> TaskState:
@@ -382,7 +405,7 @@ async def _check_refunds(world: World, played: Played) -> None:
         if row["amount_inr"] > 1_000:
             await _check_approved(world, played.task, row["amount_inr"], key)
     if played.task.status == "SUCCEEDED":
-        references = {f"refund:{row['refund_id']}" for row in rows}
+        references = {f"refund:{row['refund_id']}:{row['status']}" for row in rows}
         told = [row["reference"] for row in await world.customer_notices() if row["reference"] in references]
         assert len(told) == len(rows) == 1
 
@@ -429,11 +452,9 @@ async def test_no_invariant_breaks_whatever_the_model_says(
 
 # --- the check can fail ---------------------------------------------------------------------------------------------
 
-GATED = one("issue_refund", order_id="o@b", payment_id="p@b2", amount_inr=2_000)
-
 
 async def test_an_ordinary_refund_passes_the_check(stage: Stage) -> None:
-    played = await play(stage, [*investigation("o@b"), GATED], ["by an agent", "approve"], None)
+    played = await play(stage, [*investigation("o@b"), gated_refund()], ["by an agent", "approve"], None)
     assert played.task.status == "SUCCEEDED"
     await check_invariants(stage.world, played)
 
@@ -454,8 +475,7 @@ async def test_a_ledger_that_always_begins_is_found_out(stage: Stage, monkeypatc
     with monkeypatch.context() as patched:
         patched.setattr(PostgresLedger, "begin", always_begins)
         patched.setattr(PostgresLedger, "finish", forgets)
-        small = one("issue_refund", order_id="o@a", payment_id="p@a2", amount_inr=450)
-        await _breaks(stage, [*investigation("o@a"), small], "without an intent")
+        await _breaks(stage, [*investigation("o@a"), small_refund()], "without an intent")
 
 
 def _intent_of(values: dict[str, Any]) -> Intent:
@@ -474,7 +494,10 @@ def _intent_of(values: dict[str, Any]) -> Intent:
 
 @pytest.mark.parametrize(
     ("refund", "because"),
-    [(GATED, "has 0 approvals"), (one("issue_refund", order_id="o@c", payment_id="p@c1", amount_inr=700), "700")],
+    [
+        (gated_refund(), "has 0 approvals"),
+        (one("issue_refund", order_id="o@c", payment_id="p@c1", amount_inr=700), "700"),
+    ],
 )
 async def test_a_policy_that_allows_everything_is_found_out(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, refund: Said, because: str
