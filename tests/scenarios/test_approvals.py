@@ -26,7 +26,7 @@ from agentic_loop.nodes import authorise as authorise_node
 from agentic_loop.nodes import execute as execute_node
 from agentic_loop.policies.fingerprints import action_hash, args_hash
 from agentic_loop.testing.clock import FakeClock
-from tests.conftest import DatabaseMaker, Sandbox
+from tests.conftest import Sandbox
 from tests.models.provider import Provider, call, completion, running_provider
 
 from .packets import ended_with_packet
@@ -52,10 +52,10 @@ ARGS: dict[str, JsonValue] = {"order_id": "8472", "payment_id": "pay_5a2", "amou
 
 @asynccontextmanager
 async def world_of_8472(
-    sandbox: Sandbox, make_database: DatabaseMaker, *more: Any, clock: FakeClock | None = None
+    sandbox: Sandbox, database: str, *more: Any, clock: FakeClock | None = None
 ) -> AsyncIterator[World]:
     """A world whose model investigates, proposes the refund, and says ``more`` when it is asked again."""
-    async with open_world(sandbox, make_database(), [*INVESTIGATION, REFUND, *more], clock=clock) as world:
+    async with open_world(sandbox, database, [*INVESTIGATION, REFUND, *more], clock=clock) as world:
         yield world
 
 
@@ -126,10 +126,10 @@ async def with_model_elsewhere(
 
 
 async def test_rejected_with_a_message_is_an_observation_for_the_model_and_then_no_action(
-    sandbox: Sandbox, make_database: DatabaseMaker, provider: Provider
+    sandbox: Sandbox, database: str, provider: Provider
 ) -> None:
     provider.answers = [completion(calls=[call("blocked", '{"reason": "the lead said no"}')])]
-    async with world_of_8472(sandbox, make_database) as world:
+    async with world_of_8472(sandbox, database) as world:
         task_id, approval_id = await waiting(world)
         said = await with_model_elsewhere(
             world, provider, "reject", approval_id, "--as", "asha", "--message", "wait for the bank", expect=[8]
@@ -150,10 +150,10 @@ async def test_rejected_with_a_message_is_an_observation_for_the_model_and_then_
 
 
 async def test_rejected_and_proposed_again_is_asked_about_again_and_never_taken_for_granted(
-    sandbox: Sandbox, make_database: DatabaseMaker
+    sandbox: Sandbox, database: str
 ) -> None:
     """F09: after the first answer the thread still waits, now at the second gate."""
-    async with world_of_8472(sandbox, make_database, REFUND) as world:
+    async with world_of_8472(sandbox, database, REFUND) as world:
         task_id, first = await waiting(world)
         again = await world.runtime.decide(first, "reject", approver=ASHA, message="not yet")
         assert again.approval is not None
@@ -173,9 +173,9 @@ async def test_rejected_and_proposed_again_is_asked_about_again_and_never_taken_
 
 
 async def test_edited_to_less_is_judged_again_and_executed_under_the_editors_approval(
-    sandbox: Sandbox, make_database: DatabaseMaker
+    sandbox: Sandbox, database: str
 ) -> None:
-    async with world_of_8472(sandbox, make_database) as world:
+    async with world_of_8472(sandbox, database) as world:
         task_id, approval_id = await waiting(world)
         said = await world.answer_elsewhere(
             "edit", approval_id, "--as", "asha", "--arg", "amount_inr=1500", expect=[0]
@@ -192,9 +192,7 @@ async def test_edited_to_less_is_judged_again_and_executed_under_the_editors_app
         assert "1,500" in notice["body"]
 
 
-async def test_edited_beyond_the_editors_entitlement_waits_for_a_manager(
-    sandbox: Sandbox, make_database: DatabaseMaker
-) -> None:
+async def test_edited_beyond_the_editors_entitlement_waits_for_a_manager(sandbox: Sandbox, database: str) -> None:
     order = {
         "order_id": "9001",
         "total_inr": 12_000,
@@ -209,7 +207,7 @@ async def test_edited_beyond_the_editors_entitlement_waits_for_a_manager(
         POLICY,
         ("issue_refund", {"order_id": "9001", "payment_id": "pay_92", "amount_inr": 9_000}),
     ]
-    async with open_world(sandbox, make_database(), script) as world:
+    async with open_world(sandbox, database, script) as world:
         await world.put_order(order)
         task_id, approval_id = await waiting(world)
         assert (await row_of(world, approval_id)).required_role == "support_lead"
@@ -239,10 +237,8 @@ UNUSABLE: list[dict[str, JsonValue]] = [
 ]
 
 
-async def test_edited_to_arguments_that_cannot_be_used_stays_pending(
-    sandbox: Sandbox, make_database: DatabaseMaker
-) -> None:
-    async with world_of_8472(sandbox, make_database) as world:
+async def test_edited_to_arguments_that_cannot_be_used_stays_pending(sandbox: Sandbox, database: str) -> None:
+    async with world_of_8472(sandbox, database) as world:
         task_id, approval_id = await waiting(world)
         for changes in UNUSABLE:
             state = await world.runtime.decide(approval_id, "edit", approver=ASHA, edited_args={**ARGS, **changes})
@@ -257,10 +253,8 @@ def refusal_of(state: TaskState) -> str:
     return answer.message
 
 
-async def test_edited_to_more_than_was_paid_is_denied_and_no_approval_helps(
-    sandbox: Sandbox, make_database: DatabaseMaker
-) -> None:
-    async with world_of_8472(sandbox, make_database, BLOCKED) as world:
+async def test_edited_to_more_than_was_paid_is_denied_and_no_approval_helps(sandbox: Sandbox, database: str) -> None:
+    async with world_of_8472(sandbox, database, BLOCKED) as world:
         _, approval_id = await waiting(world)
         ended = await world.runtime.decide(
             approval_id, "edit", approver=ASHA, edited_args={**ARGS, "amount_inr": 2_001}
@@ -271,11 +265,9 @@ async def test_edited_to_more_than_was_paid_is_denied_and_no_approval_helps(
         assert '"error":"denied"' in str(world.model.prompts[-1][-1].content)
 
 
-async def test_f23_the_amount_before_the_edit_needs_an_approval_of_its_own(
-    sandbox: Sandbox, make_database: DatabaseMaker
-) -> None:
+async def test_f23_the_amount_before_the_edit_needs_an_approval_of_its_own(sandbox: Sandbox, database: str) -> None:
     """The edited refund is refused by the service; the model then repeats the amount that nobody approved."""
-    async with world_of_8472(sandbox, make_database, REFUND, BLOCKED) as world:
+    async with world_of_8472(sandbox, database, REFUND, BLOCKED) as world:
         task_id, first = await waiting(world)
         smaller = {
             "order_id": "8472",
@@ -304,8 +296,8 @@ async def test_f23_the_amount_before_the_edit_needs_an_approval_of_its_own(
         assert ended.task_id == task_id
 
 
-async def test_an_edit_that_changes_nothing_is_an_approval(sandbox: Sandbox, make_database: DatabaseMaker) -> None:
-    async with world_of_8472(sandbox, make_database) as world:
+async def test_an_edit_that_changes_nothing_is_an_approval(sandbox: Sandbox, database: str) -> None:
+    async with world_of_8472(sandbox, database) as world:
         _, approval_id = await waiting(world)
         ended = await world.runtime.decide(approval_id, "edit", approver=ASHA, edited_args=ARGS)
         assert ended.status == "SUCCEEDED"
@@ -316,10 +308,8 @@ async def test_an_edit_that_changes_nothing_is_an_approval(sandbox: Sandbox, mak
 
 
 @pytest.mark.parametrize("how", ["answered too late", "run on"])
-async def test_expired_is_asked_once_more_and_then_needs_input(
-    sandbox: Sandbox, make_database: DatabaseMaker, how: str
-) -> None:
-    async with world_of_8472(sandbox, make_database, REFUND) as world:
+async def test_expired_is_asked_once_more_and_then_needs_input(sandbox: Sandbox, database: str, how: str) -> None:
+    async with world_of_8472(sandbox, database, REFUND) as world:
         task_id, first = await waiting(world)
         world.clock.advance(TWO_HOURS_S)
         again = await _after_expiry(world, task_id, first, how)
@@ -380,10 +370,10 @@ def _lapse(where: str, patched: pytest.MonkeyPatch, pass_expiry: Callable[[], No
 
 @pytest.mark.parametrize("where", ["validation", "execution", "dispatch"])
 async def test_f24_approved_one_second_before_expiry_and_executed_after_it_is_refused_and_asked_again(
-    sandbox: Sandbox, make_database: DatabaseMaker, monkeypatch: pytest.MonkeyPatch, where: str
+    sandbox: Sandbox, database: str, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     clock = LapsingClock(datetime.now(UTC))
-    async with world_of_8472(sandbox, make_database, clock=clock) as world:
+    async with world_of_8472(sandbox, database, clock=clock) as world:
         task_id, approval_id = await waiting(world)
         row = await row_of(world, approval_id)
         clock.set(row.expires_at - timedelta(seconds=1))
@@ -404,10 +394,8 @@ async def test_f24_approved_one_second_before_expiry_and_executed_after_it_is_re
 # --- who may not ----------------------------------------------------------------------------------------------------
 
 
-async def test_approved_by_somebody_who_is_not_entitled_stays_pending(
-    sandbox: Sandbox, make_database: DatabaseMaker
-) -> None:
-    async with world_of_8472(sandbox, make_database) as world:
+async def test_approved_by_somebody_who_is_not_entitled_stays_pending(sandbox: Sandbox, database: str) -> None:
+    async with world_of_8472(sandbox, database) as world:
         task_id, approval_id = await waiting(world)
         said = await world.answer_elsewhere("approve", approval_id, "--as", "nina", expect=[3])
         assert said["status"] == "AWAITING_APPROVAL"
@@ -433,9 +421,9 @@ NOT_ENTITLED = [
 
 @pytest.mark.parametrize(("requester", "approver"), NOT_ENTITLED)
 async def test_answered_by_somebody_who_is_not_entitled_stays_pending(
-    sandbox: Sandbox, shared_database: str, requester: Principal, approver: Principal
+    sandbox: Sandbox, database: str, requester: Principal, approver: Principal
 ) -> None:
-    async with open_world(sandbox, shared_database, [*INVESTIGATION, REFUND]) as world:
+    async with open_world(sandbox, database, [*INVESTIGATION, REFUND]) as world:
         task_id, approval_id = await waiting(world, requester=requester)
         for decision in DECISIONS:
             state = await world.runtime.decide(
@@ -445,15 +433,7 @@ async def test_answered_by_somebody_who_is_not_entitled_stays_pending(
             assert "not entitled" in refusal_of(state)
 
 
-@pytest.fixture(scope="module")
-def shared_database(make_database: DatabaseMaker) -> str:
-    """One database for tests in which no refund is ever sent."""
-    return make_database()
-
-
-async def test_a_lead_may_not_approve_above_ten_thousand_and_a_manager_may(
-    sandbox: Sandbox, make_database: DatabaseMaker
-) -> None:
+async def test_a_lead_may_not_approve_above_ten_thousand_and_a_manager_may(sandbox: Sandbox, database: str) -> None:
     refund = {"order_id": "8482", "payment_id": "pay_5k2", "amount_inr": 10_001}
     script = [
         ("lookup_order", {"order_id": "8482"}),
@@ -461,7 +441,7 @@ async def test_a_lead_may_not_approve_above_ten_thousand_and_a_manager_may(
         POLICY,
         ("issue_refund", refund),
     ]
-    async with open_world(sandbox, make_database(), script) as world:
+    async with open_world(sandbox, database, script) as world:
         task_id, approval_id = await waiting(world)
         assert (await row_of(world, approval_id)).required_role == "manager"
         refused = await world.runtime.decide(approval_id, "approve", approver=ASHA)
@@ -477,7 +457,7 @@ async def test_a_lead_may_not_approve_above_ten_thousand_and_a_manager_may(
 # --- another task, twice --------------------------------------------------------------------------------------------
 
 
-async def test_approval_of_one_task_answers_no_other(sandbox: Sandbox, make_database: DatabaseMaker) -> None:
+async def test_approval_of_one_task_answers_no_other(sandbox: Sandbox, database: str) -> None:
     other = {"order_id": "8480", "payment_id": "pay_5i2", "amount_inr": 1_001}
     script = [
         *INVESTIGATION,
@@ -487,7 +467,7 @@ async def test_approval_of_one_task_answers_no_other(sandbox: Sandbox, make_data
         POLICY,
         ("issue_refund", other),
     ]
-    async with open_world(sandbox, make_database(), script) as world:
+    async with open_world(sandbox, database, script) as world:
         first_task, first = await waiting(world)
         second_task, second = await waiting(world)
         await resume_raw(world, second_task, {"approval_id": first, "decisions": [{"type": "approve"}]})
@@ -504,8 +484,8 @@ async def resume_raw(world: World, task_id: str, answer: Any, *, as_whom: Princi
         await graph.ainvoke(Command(resume={interrupt.id: answer}), config_of(task_id))
 
 
-async def test_used_twice_is_refused_and_refunds_once(sandbox: Sandbox, make_database: DatabaseMaker) -> None:
-    async with world_of_8472(sandbox, make_database) as world:
+async def test_used_twice_is_refused_and_refunds_once(sandbox: Sandbox, database: str) -> None:
+    async with world_of_8472(sandbox, database) as world:
         task_id, approval_id = await waiting(world)
         answers = await asyncio.gather(
             *(world.runtime.decide(approval_id, "approve", approver=ASHA) for _ in range(3)), return_exceptions=True
@@ -560,10 +540,10 @@ async def run_forged(world: World, task_id: str, forged: LoopState) -> None:
 @pytest.mark.parametrize("decision", [None, "reject"])
 @pytest.mark.parametrize("claims_approval", [True, False])
 async def test_f22_a_jump_past_the_gate_is_refused_at_execution(
-    sandbox: Sandbox, shared_database: str, decision: Any, claims_approval: bool
+    sandbox: Sandbox, database: str, decision: Any, claims_approval: bool
 ) -> None:
     more = [BLOCKED] * 3
-    async with open_world(sandbox, shared_database, [*INVESTIGATION, REFUND, *more]) as world:
+    async with open_world(sandbox, database, [*INVESTIGATION, REFUND, *more]) as world:
         task_id, approval_id = await waiting(world)
         if decision is not None:
             await world.runtime.decide(approval_id, decision, approver=ASHA)
@@ -573,9 +553,9 @@ async def test_f22_a_jump_past_the_gate_is_refused_at_execution(
 
 
 async def test_an_amount_that_is_changed_after_the_approval_is_not_refunded(
-    sandbox: Sandbox, make_database: DatabaseMaker, monkeypatch: pytest.MonkeyPatch
+    sandbox: Sandbox, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with world_of_8472(sandbox, make_database, *[BLOCKED] * 3) as world:
+    async with world_of_8472(sandbox, database, *[BLOCKED] * 3) as world:
         task_id, approval_id = await waiting(world)
 
         async def dies(*_args: object, **_more: object) -> None:
@@ -592,9 +572,9 @@ async def test_an_amount_that_is_changed_after_the_approval_is_not_refunded(
 
 
 async def test_approved_then_the_worker_dies_and_nobody_is_asked_again(
-    sandbox: Sandbox, make_database: DatabaseMaker, monkeypatch: pytest.MonkeyPatch
+    sandbox: Sandbox, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with world_of_8472(sandbox, make_database) as world:
+    async with world_of_8472(sandbox, database) as world:
         task_id, approval_id = await waiting(world)
         really_decide = PostgresApprovals.decide
 
@@ -656,11 +636,9 @@ def _named(value: Any, approval_id: str) -> Any:
     return approval_id if value == "ID" else value
 
 
-async def test_malformed_and_bare_answers_stay_pending_and_cost_nothing(
-    sandbox: Sandbox, make_database: DatabaseMaker
-) -> None:
+async def test_malformed_and_bare_answers_stay_pending_and_cost_nothing(sandbox: Sandbox, database: str) -> None:
     """F07: however often it is asked, the code before the gate has no effect and no counter moves."""
-    async with world_of_8472(sandbox, make_database) as world:
+    async with world_of_8472(sandbox, database) as world:
         task_id, approval_id = await waiting(world)
         before = await world.runtime.state(task_id)
         sent = len(await world.requests())
@@ -681,9 +659,9 @@ async def test_malformed_and_bare_answers_stay_pending_and_cost_nothing(
         await check_refunded(world)
 
 
-async def test_an_answer_from_nobody_stays_pending(sandbox: Sandbox, make_database: DatabaseMaker) -> None:
+async def test_an_answer_from_nobody_stays_pending(sandbox: Sandbox, database: str) -> None:
     """The payload may claim what it likes: who answers comes from authentication only."""
-    async with world_of_8472(sandbox, make_database) as world:
+    async with world_of_8472(sandbox, database) as world:
         task_id, approval_id = await waiting(world)
         graph = world.runtime.graph("refund")
         [interrupt] = (await graph.aget_state(config_of(task_id))).interrupts
@@ -697,9 +675,9 @@ async def test_an_answer_from_nobody_stays_pending(sandbox: Sandbox, make_databa
 
 @pytest.mark.parametrize("mode", ["values", "updates", "tasks", "debug"])
 async def test_f26_both_gates_are_visible_in_each_stream_mode(
-    sandbox: Sandbox, shared_database: str, mode: StreamMode
+    sandbox: Sandbox, database: str, mode: StreamMode
 ) -> None:
-    async with open_world(sandbox, shared_database, [*INVESTIGATION, REFUND, REFUND, BLOCKED]) as world:
+    async with open_world(sandbox, database, [*INVESTIGATION, REFUND, REFUND, BLOCKED]) as world:
         graph = world.runtime.graph("refund")
         config = config_of(f"task-stream-{mode}")
         with acting_as(RAVI):
@@ -721,9 +699,9 @@ async def shown_gate(world: World, config: RunnableConfig) -> str:
 
 
 async def test_f08_a_resume_with_an_explicit_checkpoint_goes_on_at_the_gate_and_succeeds(
-    sandbox: Sandbox, make_database: DatabaseMaker
+    sandbox: Sandbox, database: str
 ) -> None:
-    async with world_of_8472(sandbox, make_database) as world:
+    async with world_of_8472(sandbox, database) as world:
         task_id, approval_id = await waiting(world)
         graph = world.runtime.graph("refund")
         snapshot = await graph.aget_state(config_of(task_id))
@@ -738,17 +716,14 @@ async def test_f08_a_resume_with_an_explicit_checkpoint_goes_on_at_the_gate_and_
         assert len(await world.role_notices()) == 1
 
 
-async def test_the_role_is_told_once_what_exactly_it_is_asked_for(
-    sandbox: Sandbox, make_database: DatabaseMaker
-) -> None:
+async def test_the_role_is_told_once_what_exactly_it_is_asked_for(sandbox: Sandbox, database: str) -> None:
     """The task is started and approved by two processes that end in between: suspension holds nothing in memory."""
-    database_url = make_database()
     started = await command_elsewhere(
-        database_url, sandbox.url, "start", "refund", "--as", "ravi",
+        database, sandbox.url, "start", "refund", "--as", "ravi",
         "--goal", "Order 8472 was charged twice, and my refund has not arrived.", expect=[3],
     )  # fmt: skip
     approval = started["approval"]
-    async with open_world(sandbox, database_url, []) as world:
+    async with open_world(sandbox, database, []) as world:
         await check_pending(world, started["task_id"], approval["id"])
         [notice] = await world.role_notices()
         assert notice["recipient"] == "role:support_lead"

@@ -16,7 +16,7 @@ from agentic_loop.graph.definition import LoopDefinition, finish_text, no_workfl
 from agentic_loop.graph.loops.refund import CONTRACT
 from agentic_loop.graph.records import EvidenceRecord, ModelUsage
 from agentic_loop.graph.run import TaskState
-from tests.conftest import DatabaseMaker, Sandbox
+from tests.conftest import Sandbox
 
 from .packets import ended_with_packet
 from .world import ASHA, INVESTIGATION, POLICY, REFUND, World, open_world
@@ -82,10 +82,10 @@ async def finished(world: World, goal: str) -> TaskState:
 
 
 async def test_every_claim_of_the_final_message_is_in_the_payload_that_it_cites(
-    sandbox: Sandbox, make_database: DatabaseMaker
+    sandbox: Sandbox, database: str
 ) -> None:
     """Orders with and without an approval, already refunded, and of a customer whose id is not ASCII."""
-    async with open_world(sandbox, make_database()) as world:
+    async with open_world(sandbox, database) as world:
         for order_id in ("8472", "8478", "8483", "8474", "8475", "8497"):
             task = await finished(world, f"Order {order_id} was charged twice, and my refund has not arrived.")
             evidence = await world.runtime.evidence(task.task_id)
@@ -110,16 +110,14 @@ async def check_provenance(world: World, evidence: Sequence[EvidenceRecord]) -> 
         "Done.",
     ],
 )
-async def test_what_a_model_makes_up_in_its_finish_reaches_nobody(
-    sandbox: Sandbox, make_database: DatabaseMaker, said: str
-) -> None:
+async def test_what_a_model_makes_up_in_its_finish_reaches_nobody(sandbox: Sandbox, database: str, said: str) -> None:
     """The order was refunded before, so the goal is reached; what people read is made of verified facts."""
     script = [
         ("lookup_order", {"order_id": "8474"}),
         ("get_refund_status", {"order_id": "8474"}),
         ("finish", {"message": said}),
     ]
-    async with open_world(sandbox, make_database(), script) as world:
+    async with open_world(sandbox, database, script) as world:
         task = await finished(world, "Order 8474 was charged twice.")
         assert check_claims(task.message, await world.runtime.evidence(task.task_id)) >= 8
         [notice] = await world.customer_notices()
@@ -129,10 +127,10 @@ async def test_what_a_model_makes_up_in_its_finish_reaches_nobody(
             assert "1,500" in told
 
 
-async def test_the_model_itself_can_notify_nobody(sandbox: Sandbox, make_database: DatabaseMaker) -> None:
+async def test_the_model_itself_can_notify_nobody(sandbox: Sandbox, database: str) -> None:
     notice = {"recipient": "cust-3391", "subject": "Hello", "body": "Thank you.", "reference": "refund:rf_1:pending"}
     script = [*INVESTIGATION, ("notify_customer", notice), ("blocked", {"reason": "I may not"})]
-    async with open_world(sandbox, make_database(), script) as world:
+    async with open_world(sandbox, database, script) as world:
         ended = await world.start()
         await ended_with_packet(world, ended, "FAILED", "no_action")
         assert world.model is not None
@@ -193,7 +191,7 @@ INVENTIONS = [("INR 450", "INR 451"), ("pay_5l2", "pay_5l1"), ("pending", "settl
 
 
 async def test_a_notice_and_a_finish_with_one_invention_are_refused_until_the_model_says_what_is_so(
-    sandbox: Sandbox, make_database: DatabaseMaker
+    sandbox: Sandbox, database: str
 ) -> None:
     script: list[Any] = [
         ("lookup_order", {"order_id": "8483"}),
@@ -208,7 +206,7 @@ async def test_a_notice_and_a_finish_with_one_invention_are_refused_until_the_mo
     ]
     async with open_world(
         sandbox,
-        make_database(),
+        database,
         script,
         contract=MODEL_LED,
         adapt=model_led,
@@ -235,9 +233,7 @@ async def test_a_notice_and_a_finish_with_one_invention_are_refused_until_the_mo
         assert "does not occur in" in refused[3]
 
 
-async def test_a_finish_with_an_invention_repeated_to_the_end_never_succeeds(
-    sandbox: Sandbox, make_database: DatabaseMaker
-) -> None:
+async def test_a_finish_with_an_invention_repeated_to_the_end_never_succeeds(sandbox: Sandbox, database: str) -> None:
     script: list[Any] = [
         ("lookup_order", {"order_id": "8483"}),
         ("get_refund_status", {"order_id": "8483"}),
@@ -247,7 +243,7 @@ async def test_a_finish_with_an_invention_repeated_to_the_end_never_succeeds(
         *[Says("finish", "INR 450", "INR 4,500")] * 3,
     ]
     async with open_world(
-        sandbox, make_database(), script, contract=MODEL_LED, adapt=model_led, usages=[USAGE] * len(script)
+        sandbox, database, script, contract=MODEL_LED, adapt=model_led, usages=[USAGE] * len(script)
     ) as world:
         task = await world.start("Order 8483 was charged twice.")
         await ended_with_packet(world, task, "BUDGET_EXHAUSTED", "steps")
@@ -255,10 +251,8 @@ async def test_a_finish_with_an_invention_repeated_to_the_end_never_succeeds(
         assert len(await world.customer_notices()) == 1
 
 
-async def test_order_8472_says_exactly_what_the_document_lets_it_say(
-    sandbox: Sandbox, make_database: DatabaseMaker
-) -> None:
-    async with open_world(sandbox, make_database(), [*INVESTIGATION, REFUND]) as world:
+async def test_order_8472_says_exactly_what_the_document_lets_it_say(sandbox: Sandbox, database: str) -> None:
+    async with open_world(sandbox, database, [*INVESTIGATION, REFUND]) as world:
         task = await finished(world, "Order 8472 was charged twice.")
         [refund] = await world.refunds()
         for part in ("pay_5a2", "INR 2,000", "8472", str(refund["refund_id"]), "pending", "[ev-1]", "[ev-5]"):

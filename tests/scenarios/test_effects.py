@@ -18,7 +18,7 @@ from agentic_loop.graph.store.ledger import PostgresLedger
 from agentic_loop.testing.clock import FakeClock
 from agentic_loop.tools.registry import ToolRegistry
 from agentic_loop.tools.tool import Absent, Arguments, ReconcileAnswer, ToolContext
-from tests.conftest import DatabaseMaker, Sandbox
+from tests.conftest import Sandbox
 
 from .packets import ended_with_packet
 from .world import ASHA, INVESTIGATION, LOOKUP, RAVI, REFUND, STATUS, World, open_world
@@ -69,14 +69,14 @@ def late_to_commit(loop: LoopDefinition) -> LoopDefinition:
 @asynccontextmanager
 async def world_of_8472(
     sandbox: Sandbox,
-    make_database: DatabaseMaker,
+    database: str,
     *more: Any,
     clock: FakeClock | None = None,
     adapt: Callable[[LoopDefinition], LoopDefinition] = impatient,
 ) -> AsyncIterator[World]:
     """A world whose model investigates, proposes the refund, and says ``more`` if it is ever asked again."""
     script = [*INVESTIGATION, REFUND, *more]
-    async with open_world(sandbox, make_database(), script, adapt=adapt, clock=clock) as world:
+    async with open_world(sandbox, database, script, adapt=adapt, clock=clock) as world:
         yield world
 
 
@@ -145,9 +145,9 @@ async def check_settled_once(world: World, task_id: str, status: str) -> None:
 
 @pytest.mark.parametrize("kind", AFTER_THE_COMMIT)
 async def test_refund_lost_after_the_commit_is_found_by_its_key_and_succeeds(
-    sandbox: Sandbox, make_database: DatabaseMaker, kind: str
+    sandbox: Sandbox, database: str, kind: str
 ) -> None:
-    async with world_of_8472(sandbox, make_database) as world:
+    async with world_of_8472(sandbox, database) as world:
         _, approval_id = await waiting_for_approval(world)
         await arm(world, kind)
         ended = await world.runtime.decide(approval_id, "approve", approver=ASHA)
@@ -159,9 +159,9 @@ async def test_refund_lost_after_the_commit_is_found_by_its_key_and_succeeds(
 
 @pytest.mark.parametrize("kind", BEFORE_THE_COMMIT)
 async def test_refund_lost_before_the_commit_is_sent_once_more_with_the_same_key_and_succeeds(
-    sandbox: Sandbox, make_database: DatabaseMaker, kind: str
+    sandbox: Sandbox, database: str, kind: str
 ) -> None:
-    async with world_of_8472(sandbox, make_database) as world:
+    async with world_of_8472(sandbox, database) as world:
         _, approval_id = await waiting_for_approval(world)
         await arm(world, kind)
         ended = await world.runtime.decide(approval_id, "approve", approver=ASHA)
@@ -171,9 +171,9 @@ async def test_refund_lost_before_the_commit_is_sent_once_more_with_the_same_key
 
 
 async def test_refund_lost_under_an_approver_in_another_process_is_sent_once_more_and_succeeds(
-    sandbox: Sandbox, make_database: DatabaseMaker
+    sandbox: Sandbox, database: str
 ) -> None:
-    async with world_of_8472(sandbox, make_database) as world:
+    async with world_of_8472(sandbox, database) as world:
         task, approval_id = await waiting_for_approval(world)
         await arm(world, "drop_before_commit")
         ended = await world.answer_elsewhere("approve", approval_id, "--as", "asha", expect=[0])
@@ -182,9 +182,9 @@ async def test_refund_lost_under_an_approver_in_another_process_is_sent_once_mor
 
 
 async def test_refund_lost_twice_before_the_commit_is_sent_no_third_time_and_fails_as_unknown(
-    sandbox: Sandbox, make_database: DatabaseMaker
+    sandbox: Sandbox, database: str
 ) -> None:
-    async with world_of_8472(sandbox, make_database) as world:
+    async with world_of_8472(sandbox, database) as world:
         _, approval_id = await waiting_for_approval(world)
         await arm(world, "drop_before_commit", times=5)
         ended = await world.runtime.decide(approval_id, "approve", approver=ASHA)
@@ -194,10 +194,10 @@ async def test_refund_lost_twice_before_the_commit_is_sent_no_third_time_and_fai
 
 
 async def test_reads_around_a_refund_that_fail_once_are_tried_again_and_it_succeeds(
-    sandbox: Sandbox, make_database: DatabaseMaker
+    sandbox: Sandbox, database: str
 ) -> None:
     """The precondition and the lookup change nothing, so a single fault of them is no reason to give up."""
-    async with world_of_8472(sandbox, make_database) as world:
+    async with world_of_8472(sandbox, database) as world:
         _, approval_id = await waiting_for_approval(world)
         await arm(world, "error_before_commit", "GET /refunds/by-payment/{payment_id}")
         await arm(world, "drop_after_commit")
@@ -209,10 +209,10 @@ async def test_reads_around_a_refund_that_fail_once_are_tried_again_and_it_succe
 
 
 async def test_our_own_refund_that_appears_before_the_second_dispatch_is_taken_for_ours_and_succeeds(
-    sandbox: Sandbox, make_database: DatabaseMaker
+    sandbox: Sandbox, database: str
 ) -> None:
     """The lookup comes too early, and then the payment has a refund: ours, not another channel's."""
-    async with world_of_8472(sandbox, make_database, adapt=lambda loop: late_to_commit(impatient(loop))) as world:
+    async with world_of_8472(sandbox, database, adapt=lambda loop: late_to_commit(impatient(loop))) as world:
         _, approval_id = await waiting_for_approval(world)
         await arm(world, "drop_after_commit")
         ended = await world.runtime.decide(approval_id, "approve", approver=ASHA)
@@ -221,10 +221,10 @@ async def test_our_own_refund_that_appears_before_the_second_dispatch_is_taken_f
 
 
 async def test_another_channels_refund_that_appears_before_the_second_dispatch_stops_it(
-    sandbox: Sandbox, make_database: DatabaseMaker
+    sandbox: Sandbox, database: str
 ) -> None:
     blocked = ("blocked", {"reason": "somebody else has refunded the payment"})
-    async with world_of_8472(sandbox, make_database, blocked) as world:
+    async with world_of_8472(sandbox, database, blocked) as world:
         _, approval_id = await waiting_for_approval(world)
         await arm(world, "drop_before_commit")
         await arm(world, "error_before_commit", REFUND_BY_KEY, times=100)
@@ -257,9 +257,9 @@ async def check_flagged(world: World, ended: TaskState) -> None:
 
 
 async def test_refund_of_which_nobody_can_tell_because_the_lookup_is_down_fails_as_unknown(
-    sandbox: Sandbox, make_database: DatabaseMaker
+    sandbox: Sandbox, database: str
 ) -> None:
-    async with world_of_8472(sandbox, make_database) as world:
+    async with world_of_8472(sandbox, database) as world:
         task, approval_id = await waiting_for_approval(world)
         # The time-outs over there are those that ship, so the service lets go of the hanging call before they pass.
         await arm(world, "timeout_after_commit", delay_s=0.3)
@@ -282,9 +282,9 @@ async def test_refund_of_which_nobody_can_tell_because_the_lookup_is_down_fails_
 
 
 async def test_refund_of_which_nobody_can_tell_because_there_is_no_lookup_fails_as_unknown(
-    sandbox: Sandbox, make_database: DatabaseMaker
+    sandbox: Sandbox, database: str
 ) -> None:
-    async with world_of_8472(sandbox, make_database) as world:
+    async with world_of_8472(sandbox, database) as world:
         _, approval_id = await waiting_for_approval(world)
         await settings(world, REFUNDS, lookup_by_key=False)
         await arm(world, "drop_after_commit")
@@ -295,9 +295,9 @@ async def test_refund_of_which_nobody_can_tell_because_there_is_no_lookup_fails_
 
 
 async def test_refund_whose_key_the_service_has_forgotten_stays_unknown_and_is_not_sent_again(
-    sandbox: Sandbox, make_database: DatabaseMaker
+    sandbox: Sandbox, database: str
 ) -> None:
-    async with world_of_8472(sandbox, make_database) as world:
+    async with world_of_8472(sandbox, database) as world:
         _, approval_id = await waiting_for_approval(world)
         await arm(world, "drop_after_commit")
         await arm(world, "drop_before_commit", REFUND_BY_KEY, times=100)
@@ -317,9 +317,9 @@ async def test_refund_whose_key_the_service_has_forgotten_stays_unknown_and_is_n
 
 
 async def test_refund_that_was_not_made_is_sent_after_a_resume_under_the_approval_it_had_and_succeeds(
-    sandbox: Sandbox, make_database: DatabaseMaker
+    sandbox: Sandbox, database: str
 ) -> None:
-    async with world_of_8472(sandbox, make_database) as world:
+    async with world_of_8472(sandbox, database) as world:
         _, approval_id = await waiting_for_approval(world)
         await arm(world, "drop_before_commit")
         await arm(world, "error_before_commit", REFUND_BY_KEY, times=100)
@@ -334,9 +334,9 @@ async def test_refund_that_was_not_made_is_sent_after_a_resume_under_the_approva
 
 
 async def test_refund_that_was_not_made_needs_a_new_approval_once_the_old_one_has_expired(
-    sandbox: Sandbox, make_database: DatabaseMaker
+    sandbox: Sandbox, database: str
 ) -> None:
-    async with world_of_8472(sandbox, make_database) as world:
+    async with world_of_8472(sandbox, database) as world:
         _, approval_id = await waiting_for_approval(world)
         await arm(world, "drop_before_commit")
         await arm(world, "error_before_commit", REFUND_BY_KEY, times=100)
@@ -377,11 +377,11 @@ class PatientClock(FakeClock):
 
 
 async def test_f14_an_answer_after_the_time_out_is_accepted_by_its_key_and_succeeds(
-    sandbox: Sandbox, make_database: DatabaseMaker
+    sandbox: Sandbox, database: str
 ) -> None:
     """The service commits after the client gave up; it declares how long a request may be invisible to the lookup."""
     clock = PatientClock(sandbox)
-    async with world_of_8472(sandbox, make_database, clock=clock, adapt=visible_after_ten_seconds) as world:
+    async with world_of_8472(sandbox, database, clock=clock, adapt=visible_after_ten_seconds) as world:
         _, approval_id = await waiting_for_approval(world)
         await arm(world, "slow", delay_s=TIME_OUT_S + 1.0)
         ended = await world.runtime.decide(approval_id, "approve", approver=ASHA)
@@ -390,9 +390,9 @@ async def test_f14_an_answer_after_the_time_out_is_accepted_by_its_key_and_succe
 
 
 async def test_f03_a_run_that_dies_after_the_commit_is_run_on_with_the_same_key_and_succeeds(
-    sandbox: Sandbox, make_database: DatabaseMaker, monkeypatch: pytest.MonkeyPatch
+    sandbox: Sandbox, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with world_of_8472(sandbox, make_database) as world:
+    async with world_of_8472(sandbox, database) as world:
         task, approval_id = await waiting_for_approval(world)
 
         async def dies(*_args: object, **_more: object) -> None:
@@ -415,11 +415,11 @@ class ProviderDown(Exception):
 
 
 async def test_f04_a_model_that_fails_after_a_tool_has_answered_does_not_let_the_tool_be_called_again(
-    sandbox: Sandbox, make_database: DatabaseMaker
+    sandbox: Sandbox, database: str
 ) -> None:
     down: Sequence[Any] = [ProviderDown("the provider answers 500")] * 4
     script = [LOOKUP, *down, STATUS, INVESTIGATION[2], REFUND]
-    async with open_world(sandbox, make_database(), script) as world:
+    async with open_world(sandbox, database, script) as world:
         failed = await world.start()
         await ended_with_packet(world, failed, "FAILED", "model_unavailable")
         resumed = await world.runtime.resume(failed.task_id, actor=RAVI)
@@ -431,9 +431,9 @@ async def test_f04_a_model_that_fails_after_a_tool_has_answered_does_not_let_the
 
 
 async def test_a_refund_that_the_list_does_not_show_yet_is_verified_by_its_id_and_succeeds(
-    sandbox: Sandbox, make_database: DatabaseMaker
+    sandbox: Sandbox, database: str
 ) -> None:
-    async with world_of_8472(sandbox, make_database) as world:
+    async with world_of_8472(sandbox, database) as world:
         await settings(world, REFUNDS, replication_lag_s=3_600)
         ended = await approved(world)
         assert ended.status == "SUCCEEDED"
@@ -445,10 +445,10 @@ async def test_a_refund_that_the_list_does_not_show_yet_is_verified_by_its_id_an
 
 
 async def test_the_same_refund_proposed_by_another_task_returns_the_recorded_result_and_succeeds(
-    sandbox: Sandbox, make_database: DatabaseMaker
+    sandbox: Sandbox, database: str
 ) -> None:
     """Even when the list does not show the refund yet, nobody is asked and nothing is sent."""
-    async with world_of_8472(sandbox, make_database, *INVESTIGATION, REFUND) as world:
+    async with world_of_8472(sandbox, database, *INVESTIGATION, REFUND) as world:
         await settings(world, REFUNDS, replication_lag_s=3_600)
         first = await approved(world)
         second = await world.start()
@@ -461,11 +461,11 @@ async def test_the_same_refund_proposed_by_another_task_returns_the_recorded_res
 
 
 async def test_the_same_payment_with_another_amount_is_a_conflict_that_the_model_is_told(
-    sandbox: Sandbox, make_database: DatabaseMaker
+    sandbox: Sandbox, database: str
 ) -> None:
     less = ("issue_refund", {**REFUND[1], "amount_inr": 1500})
     blocked = ("blocked", {"reason": "another refund of this payment is on record"})
-    async with world_of_8472(sandbox, make_database, *INVESTIGATION, less, blocked) as world:
+    async with world_of_8472(sandbox, database, *INVESTIGATION, less, blocked) as world:
         await settings(world, REFUNDS, replication_lag_s=3_600)
         await approved(world)
         second = await world.start()
@@ -481,10 +481,10 @@ async def test_the_same_payment_with_another_amount_is_a_conflict_that_the_model
 
 
 async def test_a_refund_that_appeared_between_approval_and_execution_stops_ours_before_it_is_sent(
-    sandbox: Sandbox, make_database: DatabaseMaker
+    sandbox: Sandbox, database: str
 ) -> None:
     finish = ("finish", {"message": "The refund exists already."})
-    async with world_of_8472(sandbox, make_database, STATUS, finish) as world:
+    async with world_of_8472(sandbox, database, STATUS, finish) as world:
         await settings(world, REFUNDS, replication_lag_s=0)
         task, approval_id = await waiting_for_approval(world)
         await refund_at_the_counter(world)
@@ -506,13 +506,13 @@ async def test_a_refund_that_appeared_between_approval_and_execution_stops_ours_
 
 @pytest.mark.parametrize(("kind", "sent"), [*((kind, 1) for kind in AFTER_THE_COMMIT), ("drop_before_commit", 2)])
 async def test_a_notification_that_is_lost_reaches_the_customer_once_and_succeeds(
-    sandbox: Sandbox, make_database: DatabaseMaker, kind: str, sent: int
+    sandbox: Sandbox, database: str, kind: str, sent: int
 ) -> None:
-    async with world_of_8472(sandbox, make_database) as world:
+    async with world_of_8472(sandbox, database) as world:
         _, approval_id = await waiting_for_approval(world)
         await arm(world, kind, POST_NOTICE)
         ended = await world.runtime.decide(approval_id, "approve", approver=ASHA)
         await check_settled_once(world, ended.task_id, ended.status)
         [refund] = await world.refunds()
         keys = [key for key in await keys_sent(world, "/notifications") if key.startswith("notify:")]
-        assert keys == [f"notify:refund:{refund['refund_id']}:v1"] * sent
+        assert keys == [f"notify:refund:{refund['refund_id']}:pending:v1"] * sent

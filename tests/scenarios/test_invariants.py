@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -33,6 +32,7 @@ from agentic_loop.tools.registry import ToolRegistry
 from agentic_loop.tools.tool import Arguments, ToolContext, ToolResult, ToolSpec
 from tests.conftest import DatabaseMaker, Sandbox
 
+from .conftest import forget_effects
 from .world import ASHA, MEERA, NINA, RAVI, World, open_world
 
 EXAMPLES_VARIABLE = "AGENTIC_LOOP_INVARIANT_EXAMPLES"
@@ -307,8 +307,7 @@ async def play(stage: Stage, answers: Sequence[Said], people: Sequence[str], fau
 async def _first_day(world: World) -> None:
     """The services forget everything and number their refunds from the start, so the ledger must forget as well."""
     await world.sandbox.reset()
-    async with await psycopg.AsyncConnection.connect(world.database_url) as connection:
-        await connection.execute("DELETE FROM agentic_loop.intents")
+    await forget_effects(world.database_url)
 
 
 async def _react(world: World, task: TaskState, reaction: str) -> TaskState:
