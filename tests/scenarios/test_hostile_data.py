@@ -134,7 +134,7 @@ async def check_quoted(
     for notes, obeyed in batches:
         lookups = [("lookup_order", {"order_id": f"hostile-{number}"}) for number in range(len(notes))]
         script += [lookups, *(list(calls) for calls in _batches(obeyed, 8)), BLOCKED]
-    async with open_world(sandbox, database_url, script) as world:
+    async with open_world(sandbox, database_url, script, usages=[USAGE] * len(script)) as world:
         assert world.model is not None
         for notes, _ in batches:
             for number, note in enumerate(notes):
