@@ -21,7 +21,7 @@ from .world import ASHA, POLICY, World, open_world
 
 PAYLOADS = Path(__file__).parents[3] / "shared" / "data" / "agentdojo" / "payloads.jsonl"
 ORDERS_PER_TASK = 6
-PAYLOADS_PER_NOTE = 3
+PAYLOADS_PER_NOTE = 2
 USAGE = ModelUsage(1_500, 60)
 BLOCKED = ("blocked", {"reason": "nothing of this is possible"})
 ACTIVE = ("<", ">", "&", "[INST]", "[/INST]", "\x1b", "\u202e", "\u200b")
@@ -139,11 +139,13 @@ async def check_quoted(
         for notes, _ in batches:
             for number, note in enumerate(notes):
                 await world.put_order(order_with(note, f"hostile-{number}"))
+            asked_before = len(world.model.prompts)
             ended = await world.start("Look at these orders.")
             await ended_with_packet(world, ended, "FAILED", "no_action")
+            # Right after the step that read them: later the oldest payloads may give way to summaries.
+            assert notes_quoted(check_structure(world.model.prompts[asked_before + 1])) == list(notes)
             observations = check_structure(world.model.prompts[-1])
-            assert notes_quoted(observations) == list(notes)
-            assert {one["error"] for one in observations if "data" not in one} <= {"unknown_tool"}
+            assert {one["error"] for one in observations if "error" in one} <= {"unknown_tool"}
             paths = [request["path"] for request in await world.requests()]
             assert sorted(paths[-len(notes) :]) == [f"/orders/hostile-{number}" for number in range(len(notes))]
         assert world.model.replies_left == 0
