@@ -35,8 +35,9 @@ from agentic_loop import (
     model_from_settings,
     open_runtime,
 )
+from agentic_loop.entrypoints.app import services_of
 from agentic_loop.graph.loops.refund import refund_loop
-from agentic_loop.tools.http import LazyHttpClient, ServiceUrls
+from agentic_loop.tools.http import LazyHttpClient
 
 SCOPES = ["orders:read", "refunds:read", "refunds:write", "policy:read", "notifications:write"]
 PEOPLE_BY_TOKEN = {
@@ -51,7 +52,7 @@ PEOPLE_BY_TOKEN = {
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     """One runtime for the whole app, opened before the first request and closed after the last."""
     database = await asyncio.to_thread(_database)
-    services = ServiceUrls.from_environment()
+    services = services_of(os.environ)
     model = chat_model(*model_from_settings(None, os.environ))
     async with (
         LazyHttpClient() as client,

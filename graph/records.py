@@ -266,7 +266,8 @@ class TaskView:
     """What judges of a whole task look at: completion predicates, workflows and fact gatherers.
 
     ``evidence`` is everything recorded so far, oldest first. ``message`` is the text of a finish proposal, or the
-    last message that was sent to the customer. ``finish_proposed`` says that the model wants to stop.
+    last message that was sent to the customer. ``finish_proposed`` says that the model wants to stop. ``inputs``
+    are the inputs with those that were added at a resumption.
     """
 
     task: Task
@@ -275,6 +276,7 @@ class TaskView:
     outstanding: Sequence[OutstandingAction]
     message: str = ""
     finish_proposed: bool = False
+    inputs: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

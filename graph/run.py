@@ -3,6 +3,7 @@
 Source: DESIGN §1 (who uses it), §7 (the lease is taken before the graph is entered).
 """
 
+import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ from .state import (
 from .store.lease import run_token
 from .store.stores import Stores, open_stores
 from .system import ContextIdentity, RandomIds, SystemClock, acting_as
+
+_TASK_ID = re.compile(r"[A-Za-z0-9._:/@-]{1,200}")
 
 DecisionType: TypeAlias = Literal["approve", "edit", "reject", "respond"]
 """What a person can answer to a request for approval."""
@@ -127,11 +130,11 @@ class Runtime:
         """
         graph = self.graph(loop)
         chosen = task_id or f"task-{uuid4().hex[:12]}"
-        if await self._stores.tasks.get(chosen) is not None:
-            raise Misuse(f"task {chosen} exists already; choose another id or leave it out")
+        if _TASK_ID.fullmatch(chosen) is None:
+            raise Misuse("a task id is 1 to 200 letters, digits and . _ : / @ - characters")
         given: LoopInput = {"goal": goal, "inputs": dict(inputs or {}), "revises": revises, "resumption": None}
         with acting_as(requester):
-            await self._run(graph, chosen, given)
+            await self._run(graph, chosen, given, is_new=True)
         return await self.state(chosen, loop)
 
     async def decide(
@@ -185,7 +188,14 @@ class Runtime:
             raise Misuse(f"task {row.task_id} does not wait for approval {row.id}")
         with acting_as(approver):
             await self._run(graph, row.task_id, Command(resume={waiting[0].id: answer}))
+        await self._require_own_decision(row.id, approver)
         return await self.state(row.task_id, row.loop)
+
+    async def _require_own_decision(self, approval_id: str, approver: Principal) -> None:
+        """Somebody may have answered while this answer was on its way; theirs counts, and this caller must know."""
+        decided = await self._stores.approvals.find(approval_id)
+        if decided is not None and decided.decided_by and decided.decided_by != approver.id:
+            raise Misuse(f"approval {approval_id} was {decided.decision} by {decided.decided_by} in the meantime")
 
     async def resume(self, task_id: str, *, actor: Principal, resumption: Resumption | None = None) -> TaskState:
         """Go on with an ended task, with new inputs or extra limits; a success is final.
@@ -213,6 +223,8 @@ class Runtime:
         row = await self._task(task_id)
         graph = self.graph(row.loop)
         snapshot = await graph.aget_state(self._config(task_id))
+        if "task" not in snapshot.values:
+            raise Misuse(f"task {task_id} died before it began: start it again, with --task-id {task_id}")
         sleeping = not snapshot.next
         await self._run(graph, task_id, {"resumption": None} if sleeping else None)
         return await self.state(task_id, row.loop)
@@ -297,10 +309,14 @@ class Runtime:
             raise Misuse(f"no task is named {task_id!r}; agentic-loop tasks lists them")
         return row
 
-    async def _run(self, graph: LoopGraph, task_id: str, given: LoopInput | Command[str] | None) -> None:
+    async def _run(
+        self, graph: LoopGraph, task_id: str, given: LoopInput | Command[str] | None, *, is_new: bool = False
+    ) -> None:
         with _running_as(uuid4().hex):
             await self._ports.lease.acquire(task_id)
             try:
+                if is_new and "task" in (await graph.aget_state(self._config(task_id))).values:
+                    raise Misuse(f"task {task_id} exists already; choose another id or leave it out")
                 async for part in graph.astream(given, self._config(task_id), stream_mode="updates"):
                     self._show(part)
             finally:

@@ -276,7 +276,7 @@ class CheckedCall(Value):
     """One proposed call after validation, and what authorisation said of it.
 
     ``args`` is the normal form of the arguments; ``args_hash`` and ``action_hash`` are SHA-256 over canonical
-    JSON. A call with a ``fault`` is never dispatched.
+    JSON. A call with a ``fault`` is never dispatched. ``on_record`` says that the ledger holds the effect already.
     """
 
     call_id: str
@@ -293,6 +293,7 @@ class CheckedCall(Value):
     policy_reason: str = ""
     required_role: str | None = None
     approval_id: str | None = None
+    on_record: bool = False
     ends_task: bool = False
 
 

@@ -58,14 +58,25 @@ def proposal_of(message: AIMessage, *, prompt_digest: str, model: str) -> Propos
 def usage_of(message: AIMessage) -> ModelUsage | None:
     """The tokens that the provider billed, or None where it did not say (an input of nought tokens says nothing)."""
     usage = message.usage_metadata
-    if usage is None or usage["input_tokens"] <= 0:
+    if usage is None:
         return None
-    cached = usage.get("input_token_details", {}).get("cache_read") or 0
-    return ModelUsage(
-        input_tokens=usage["input_tokens"],
-        output_tokens=max(0, usage["output_tokens"]),
-        cached_tokens=min(max(0, cached), usage["input_tokens"]),
-    )
+    read, written = _count(usage.get("input_tokens")), _count(usage.get("output_tokens"))
+    if read is None or written is None or read == 0:
+        return None
+    details = usage.get("input_token_details")
+    cached = _count(details.get("cache_read")) if isinstance(details, dict) else None
+    return ModelUsage(input_tokens=read, output_tokens=written, cached_tokens=min(cached or 0, read))
+
+
+MAX_BILLED_TOKENS = 10_000_000
+"""More than any one inference uses: a provider that reports more has said nothing that can be believed."""
+
+
+def _count(value: object) -> int | None:
+    """A number of tokens, or None where it is no believable one; what is negative counts as nought."""
+    if isinstance(value, bool) or not isinstance(value, int) or value > MAX_BILLED_TOKENS:
+        return None
+    return max(0, value)
 
 
 def raw_of(message: AIMessage, proposal: Proposal) -> JsonValue:

@@ -68,10 +68,20 @@ async def checked_again(call: CheckedCall, state: LoopState, context: NodeContex
         stop_on=[],
     )
     fresh = verdict.calls[0].model_copy(update={"call_id": call.call_id})
+    if fresh.effect == "write" and not await _is_requester(view, context):
+        message = f"the task's requester is not the one that it was registered with; {call.tool} is not carried out"
+        return fresh.model_copy(update={"fault": CallFault(category="denied", message=message)})
     if fresh.fault is None and (fresh.action_hash != call.action_hash or fresh.effect != call.effect):
         message = f"{call.tool} is not what was validated; it is not carried out"
         return fresh.model_copy(update={"fault": CallFault(category="denied", message=message)})
     return await _judged(fresh, state, context, view)
+
+
+async def _is_requester(view: TaskView, context: NodeContext) -> bool:
+    """Whether the state names the requester who is in the register: who asked decides who may approve."""
+    row = await context.ports.tasks.get(context.task_id)
+    requester = view.task.requester
+    return row is not None and (row.requester, row.tenant) == (requester.id, requester.tenant)
 
 
 async def _judged(call: CheckedCall, state: LoopState, context: NodeContext, view: TaskView) -> CheckedCall:
@@ -135,7 +145,9 @@ async def _on_record(call: CheckedCall, context: NodeContext, view: TaskView) ->
             f"({dict(intent.args)}); that effect is {intent.status}"
         )
         return call.model_copy(update={"fault": CallFault(category="conflict", message=message)})
-    return call.model_copy(update={"authorisation": "allowed", "policy_reason": f"already {intent.status}"})
+    return call.model_copy(
+        update={"authorisation": "allowed", "policy_reason": f"already {intent.status}", "on_record": True}
+    )
 
 
 def _denied(call: CheckedCall, answer: authorisation.Denied) -> CheckedCall:
@@ -191,6 +203,8 @@ async def _granting_row(
         return None  # somebody wanted another action in its place
     if answer is None or answer.kind != "edited" or answer.approval_id != row.id:
         return None
+    if canonical_json(call.args) != canonical_json(dict(row.edited_args)):
+        return None  # what was approved is the edit as it is on record, nothing near it
     editor = Principal(id=row.decided_by, tenant=row.tenant, roles=[row.decided_role])
     if not isinstance(_entitled(call, request, context, view, editor), authorisation.Allowed):
         return None

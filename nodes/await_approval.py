@@ -134,7 +134,7 @@ async def _edited(
         return _follow(decided, state, usage)
     decided = await context.ports.approvals.decide(
         row.id, decision="edited", decided_by=principal.id, decided_role=role, at=context.now(), message=edit.message,
-        edited_args=edit.args,
+        edited_args=verdict.calls[0].args,
     )  # fmt: skip
     return _follow(decided, state, usage)
 

@@ -129,11 +129,18 @@ async def _execute_write(call: CheckedCall, state: LoopState, context: NodeConte
     may_be_sent = known is None or known.status == "failed" or reopening is not None
     if may_be_sent:
         broken = await _broken_precondition(call, spec, state, context)
-        if broken is not None and reopening is not None:
+        if broken is not None and reopening is None:
+            return _received(broken, state, "rejected")
+        if broken is not None and broken.fault is not None and broken.fault.category == "precondition_failed":
             # Perhaps it is our own first attempt that arrived late: only the service can tell, by the key.
             return {"receipt": Receipt(results=[broken]), "reopening": None, "next": "reconcile"}
         if broken is not None:
-            return _received(broken, state, "rejected")
+            return _received(broken, state, "unknown")
+    if call.on_record and reopening is None:
+        # Allowed only because the ledger held it: then it is taken from there, and never begun anew.
+        if known is None or known.status == "failed":
+            return {"proposal": state.get("proposal") or proposal_of(call), "next": "validate"}
+        return _met_again(call, spec, known, state)
     request = _tool_context(call, state, context, spec.timeout_s)
     begun = await _begin(call, state, context, request)
     match begun:

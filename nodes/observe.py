@@ -1,6 +1,7 @@
 """Observe: load or begin the task, and find out where it stands before anything else happens."""
 
 import platform
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from importlib.metadata import version as installed_version
@@ -27,6 +28,8 @@ from .request_approval import NOTICE_TOOL
 
 MAX_INPUTS = 32
 """How many inputs a task may be started with."""
+
+_INPUT_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 MAX_INHERITED = 500
 """How much evidence a task takes over from the one that it revises."""
@@ -197,6 +200,8 @@ def _checked_inputs(inputs: Mapping[str, object]) -> dict[str, str]:
     if not isinstance(inputs, Mapping) or len(inputs) > MAX_INPUTS:
         raise Misuse(f"inputs must be an object with at most {MAX_INPUTS} names")
     for name, value in inputs.items():
+        if not isinstance(name, str) or _INPUT_NAME.fullmatch(name) is None:
+            raise Misuse("the name of an input is 1 to 64 letters, digits and . _ - characters")
         if not isinstance(value, str) or len(value) > MAX_INPUT_CHARS:
             raise Misuse(f"input {name!r} must be a text of at most {MAX_INPUT_CHARS} characters")
     return {str(name): str(value) for name, value in inputs.items()}

@@ -102,21 +102,13 @@ async def _concluded(
             await _asked(intent, spec, context),
             now=context.now(),
             key_retention_s=spec.reconcile.key_retention_s,
-            visible_after_s=spec.reconcile.visible_after_s + _in_flight_s(intent, spec, context),
+            visible_after_s=spec.timeout_s + spec.reconcile.settles_after_s + spec.reconcile.visible_after_s,
             max_dispatches=state["limits"].max_dispatches_per_effect,
         )
         if not isinstance(concluded, reconciliation.WaitForVisibility):
             return concluded
         await context.ports.clock.sleep(concluded.delay_s)
     return concluded
-
-
-def _in_flight_s(intent: Intent, spec: ToolSpec, context: NodeContext) -> float:
-    """How long a call of another task's living worker may still be on its way: until its deadline, in seconds.
-
-    Our own task's earlier worker is gone, or else this one would not hold the lease.
-    """
-    return 0.0 if intent.task_id == context.task_id or intent.status == "unknown" else spec.timeout_s
 
 
 async def _asked(intent: Intent, spec: ToolSpec, context: NodeContext) -> reconciliation.ServiceAnswer:

@@ -89,7 +89,8 @@ def conclude(
         case ServiceSilent(detail):
             return Unknown(detail)
         case ServiceAbsent():
-            age = now - intent.intended_at
+            # A clock that is behind the one of the worker that began must not make the wait longer.
+            age = max(timedelta(0), now - intent.intended_at)
             if age >= timedelta(seconds=key_retention_s):
                 return Unknown(
                     f"the service knows nothing of key {intent.key}, but it keeps keys for {key_retention_s} s only "

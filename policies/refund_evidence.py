@@ -151,9 +151,14 @@ GOOD_STATUSES: tuple[str, ...] = ("pending", "settled")
 _DONE = ("executed", "verified")
 
 
+def order_in_request(view: TaskView) -> str | None:
+    """The order that the inputs name; one that was added when the task was resumed takes the place of the first."""
+    return view.inputs.get("order_id") or view.task.inputs.get("order_id")
+
+
 def order_of_task(view: TaskView) -> str | None:
     """The order that the task is about: as its inputs say, else the newest that was looked up with its refunds."""
-    named = view.task.inputs.get("order_id")
+    named = order_in_request(view)
     if named:
         return named
     for record in reversed(view.evidence):

@@ -3,6 +3,7 @@
 Source: DESIGN §5 (facts in the context come from evidence).
 """
 
+import re
 from collections.abc import Mapping
 
 from pydantic import BaseModel, ConfigDict, JsonValue
@@ -24,14 +25,16 @@ from .refund_evidence import (
 class RefundFacts(BaseModel):
     """The facts about one call of the refund loop. None means that no evidence says so. Amounts are in rupees.
 
-    ``captures`` counts the captured payments of the order. ``payment_is_later`` says that the named payment is
-    captured and later than every other capture. ``refunds_for_payment`` counts refunds of any status, and
-    ``refunded_inr`` adds up those of the order that have not failed. ``refund_exists`` says that the refund which a
-    notification refers to was seen; ``message_problems`` counts the claims of the notification without support.
+    ``order_named`` says that the request (goal or inputs) names the order. ``captures`` counts the captured payments
+    of the order. ``payment_is_later`` says that the named payment is captured and later than every other capture.
+    ``refunds_for_payment`` counts refunds of any status, and ``refunded_inr`` adds up those of the order that have
+    not failed. ``refund_exists`` says that the refund which a notification refers to was seen; ``message_problems``
+    counts the claims of the notification without support.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    order_named: bool = False
     order_known: bool = False
     order_tenant: str | None = None
     customer_id: str | None = None
@@ -58,6 +61,7 @@ def refund_facts(tool: str, args: Mapping[str, JsonValue], view: TaskView) -> Re
     order = None if found is None else found[0]
     of_order = [record.refund for record in refunds.values() if record.refund.order_id == order_id]
     common = RefundFacts(
+        order_named=is_named(order_id, view),
         refund_status_known=refund_status_known(view.evidence, order_id),
         refunds_for_payment=sum(seen.payment_id == payment_id for seen in of_order),
         refunded_inr=sum(seen.amount_inr for seen in of_order if seen.status != "failed"),
@@ -65,6 +69,12 @@ def refund_facts(tool: str, args: Mapping[str, JsonValue], view: TaskView) -> Re
         message_problems=_message_problems(args, view) if tool == "notify_customer" else 0,
     )
     return common if order is None else common.model_copy(update=_order_facts(order, payment_id))
+
+
+def is_named(order_id: str, view: TaskView) -> bool:
+    """Whether the request names this order as a word of its own: in its goal, its inputs, or what was added later."""
+    words = " ".join([view.task.goal, *view.task.inputs.values(), *view.inputs.values()])
+    return bool(order_id) and re.search(rf"(?<![\w-]){re.escape(order_id)}(?![\w-])", words) is not None
 
 
 def _order_of_call(tool: str, args: Mapping[str, JsonValue], view: TaskView, refund: RefundRecord | None) -> str:

@@ -9,12 +9,17 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from hypothesis import HealthCheck, settings
 
 from agentic_loop.graph.store.embedded import create_database, drop_database
 from agentic_loop.graph.store.embedded import database_url as server_url
 from agentic_loop.sandbox.server import SandboxProcess, start_sandbox_process
 
 CLIENT_TIMEOUT_S = 20.0
+
+# A busy machine is no fault of the code: how long an example takes is measured nowhere in the tests.
+settings.register_profile("project", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.load_profile("project")
 
 
 @dataclass(frozen=True)

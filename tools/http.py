@@ -355,6 +355,7 @@ def lookup_by_key(
     member: str,
     key_retention_s: int,
     visible_after_s: float = 0.0,
+    settles_after_s: float = 0.0,
     ref: str = "",
 ) -> Reconcile:
     """Reconciliation by a GET that names the key and answers ``{"status_code", member: the effect}``.
@@ -383,7 +384,13 @@ def lookup_by_key(
             raise ToolFault("garbage", f"{service.source} answered a lookup without {member!r}", retryable=True)
         return Found(ToolResult(held[member], ref))
 
-    return Reconcile(kind="lookup", ask=ask, key_retention_s=key_retention_s, visible_after_s=visible_after_s)
+    return Reconcile(
+        kind="lookup",
+        ask=ask,
+        key_retention_s=key_retention_s,
+        visible_after_s=visible_after_s,
+        settles_after_s=settles_after_s,
+    )
 
 
 def replay_with_key(call: ToolCall, *, key_retention_s: int) -> Reconcile:

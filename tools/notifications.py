@@ -19,6 +19,9 @@ from .tool import Arguments, ToolContext, ToolResult, ToolSpec
 
 NOTIFICATIONS_SERVICE = "notifications-service"
 
+SETTLES_AFTER_S = 10.0
+"""How long the service may go on with a request whose caller has given up."""
+
 KEY_RETENTION_S = 86_400
 """How long the notifications service keeps idempotency keys, as it declares."""
 
@@ -82,7 +85,11 @@ def notify_customer(service: ServiceClient, *, present: Callable[[str], str] = a
         # The citations are this task's own numbering; to the customer the message is the same without them.
         effect_of=as_read,
         reconcile=lookup_by_key(
-            service, "/notifications/by-key", member="notification", key_retention_s=KEY_RETENTION_S
+            service,
+            "/notifications/by-key",
+            member="notification",
+            key_retention_s=KEY_RETENTION_S,
+            settles_after_s=SETTLES_AFTER_S,
         ),
     )
 

@@ -31,6 +31,9 @@ from .tool import (
 
 REFUNDS_SERVICE = "refunds-service"
 
+SETTLES_AFTER_S = 10.0
+"""How long the service may go on with a request whose caller has given up."""
+
 KEY_RETENTION_S = 86_400
 """How long the refunds service keeps idempotency keys, as it declares."""
 
@@ -151,7 +154,13 @@ def issue_refund(service: ServiceClient) -> ToolSpec:
         source=service.source,
         max_attempts=1,
         idempotency_key="refund:order-{order_id}:{payment_id}:v1",
-        reconcile=lookup_by_key(service, "/refunds/by-key", member="refund", key_retention_s=KEY_RETENTION_S),
+        reconcile=lookup_by_key(
+            service,
+            "/refunds/by-key",
+            member="refund",
+            key_retention_s=KEY_RETENTION_S,
+            settles_after_s=SETTLES_AFTER_S,
+        ),
         precondition=not_refunded_yet,
         verified_by="get_refund",
     )

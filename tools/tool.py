@@ -88,13 +88,16 @@ class Reconcile:
 
     ``lookup`` asks by key and changes nothing. ``replay`` sends the same request with the same key and relies on
     the service to return the first result. ``key_retention_s`` is how long the service keeps keys, and
-    ``visible_after_s`` how long a fresh effect may stay invisible to the lookup.
+    ``visible_after_s`` how long a fresh effect may stay invisible to the lookup. ``settles_after_s`` is how long the
+    service may go on with a request after its caller has given up. An absence is believed only after the call's own
+    deadline and both of these.
     """
 
     kind: Literal["lookup", "replay"]
     ask: ReconcileCall
     key_retention_s: int
     visible_after_s: float = 0.0
+    settles_after_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from agentic_loop.policies.refund_evidence import (
     RefundSeen,
     notice_of,
     notice_sent,
+    order_in_request,
     read_back,
     refund_at_stake,
 )
@@ -29,7 +30,7 @@ def assess(view: TaskView) -> CompletionAnswer:
     verified = read_back(view, refund_id)
     if verified is None:
         return Incomplete(f"no verification: refund {refund_id} was not read back by its id")
-    problem = _refund_problem(stake.refund, verified.refund, view.task.inputs.get("order_id"))
+    problem = _refund_problem(stake.refund, verified.refund, order_in_request(view))
     if problem is not None:
         return Incomplete(problem)
     if not notice_sent(view, refund_id):

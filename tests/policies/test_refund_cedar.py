@@ -5,7 +5,7 @@ The rows are run once more with each rule taken out of the text; then at least o
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from pydantic import JsonValue
@@ -88,6 +88,7 @@ EMPTY = view()
 READY = view(*LOOKED_UP)
 REFUNDED = view(*LOOKED_UP, ("get_refund", refund()))
 TENFOLD = captured(20_000, 20_000)
+UNNAMED = replace(READY, task=READY.task.model_copy(update={"goal": "Order 18472 was charged twice."}))
 LEAD_RULE, MANAGER_RULE = ("refund-approved-by-support-lead",), ("refund-approved-by-manager",)
 DEFAULT: tuple[str, ...] = ()
 FOREIGN_LEAD = Principal(id="asha", tenant="evil", roles=["support_lead"])
@@ -103,12 +104,13 @@ ROWS = [
     Row("policy read", "search_policy", {"query": "q"}, EMPTY, "allowed", ("read-policy",)),
     Row("policy unread", "search_policy", {"query": "q"}, EMPTY, "denied", DEFAULT, without("policy:read")),
     # who may refund
-    Row("900 alone", "issue_refund", pay(900), READY, "allowed", ("refund-autonomous",)),
-    Row("1,000 alone", "issue_refund", pay(1_000), READY, "allowed", ("refund-autonomous",)),
+    Row("900 alone", "issue_refund", pay(900), captured(900, 900), "allowed", ("refund-autonomous",)),
+    Row("900 of 2,000 asks lead", "issue_refund", pay(900), READY, "support_lead", LEAD_RULE),
+    Row("1,000 alone", "issue_refund", pay(1_000), captured(1_000, 1_000), "allowed", ("refund-autonomous",)),
     Row("900 without scope", "issue_refund", pay(900), READY, "denied", DEFAULT, without("refunds:write")),
     Row("1,001 asks lead", "issue_refund", pay(1_001), READY, "support_lead", LEAD_RULE),
     Row("2,000 asks lead", "issue_refund", pay(2_000), READY, "support_lead", LEAD_RULE),
-    Row("10,000 asks lead", "issue_refund", pay(10_000, "pay_5a2"), TENFOLD, "support_lead", LEAD_RULE),
+    Row("10,000 asks lead", "issue_refund", pay(10_000), captured(10_000, 10_000), "support_lead", LEAD_RULE),
     Row("10,001 asks manager", "issue_refund", pay(10_001), TENFOLD, "manager", MANAGER_RULE),
     Row("2,000 without scope", "issue_refund", pay(2_000), READY, "denied", DEFAULT, without("refunds:write")),
     Row("lead approves 2,000", "issue_refund", pay(2_000), READY, "allowed", LEAD_RULE, approver=LEAD),
@@ -135,8 +137,11 @@ ROWS = [
         "resource of another tenant", "issue_refund", pay(900), READY, "ends", ("forbid-other-tenant",),
         resource_tenant="evil",
     ),
-    Row("resource of nobody known", "issue_refund", pay(900), READY, "allowed", ("refund-autonomous",),
+    Row("resource of nobody known", "issue_refund", pay(900), captured(900, 900), "allowed", ("refund-autonomous",),
         resource_tenant=None),
+    Row(
+        "order not asked about", "issue_refund", pay(900), UNNAMED, "denied", ("forbid-refund-of-unnamed-order",)
+    ),
     Row(
         "order unknown", "issue_refund", pay(900), view(("get_refund_status", refunds())), "denied",
         ("forbid-refund-of-unknown-order",),
@@ -175,7 +180,7 @@ ROWS = [
     ),
     Row("nothing", "issue_refund", pay(0), READY, "denied", ("forbid-refund-not-positive",)),
     Row("less than nothing", "issue_refund", pay(-5), READY, "denied", ("forbid-refund-not-positive",)),
-    Row("one rupee", "issue_refund", pay(1), READY, "allowed", ("refund-autonomous",)),
+    Row("one rupee", "issue_refund", pay(1), captured(900, 900), "support_lead", LEAD_RULE),
     Row("too much", "issue_refund", pay(2_001), READY, "denied", ("forbid-over-refund",)),
     Row("too much for a manager", "issue_refund", pay(2_001), READY, "denied", ("forbid-over-refund",),
         approver=MANAGER),
@@ -186,8 +191,8 @@ ROWS = [
     ),
     Row(
         "the other payment's refund failed", "issue_refund", pay(900),
-        view(LOOKED_UP[0], ("get_refund_status", refunds(refund("failed", payment_id="pay_5a1")))), "allowed",
-        ("refund-autonomous",),
+        view(LOOKED_UP[0], ("get_refund_status", refunds(refund("failed", payment_id="pay_5a1")))), "support_lead",
+        LEAD_RULE,
     ),
     Row(
         "dollars", "issue_refund", pay(900), on_order(currency="USD"), "ends", ("forbid-refund-in-other-currency",)
@@ -268,7 +273,7 @@ def test_row(row: Row) -> None:
 def test_the_threshold_names_its_clause() -> None:
     def clause(amount_inr: int) -> str:
         args = pay(amount_inr)
-        facts = refund_facts("issue_refund", args, TENFOLD)
+        facts = refund_facts("issue_refund", args, captured(amount_inr, amount_inr))
         answer = authorise(
             load(), requester=REQUESTER, tool="issue_refund", args=args, facts=facts, resource_tenant="acme"
         )

@@ -15,11 +15,12 @@ PAY: dict[str, JsonValue] = {"order_id": "8472", "payment_id": "pay_5a2", "amoun
 
 
 def test_without_evidence_nothing_is_known() -> None:
-    assert refund_facts("issue_refund", PAY, view()) == RefundFacts()
+    assert refund_facts("issue_refund", PAY, view()) == RefundFacts(order_named=True)
 
 
 def test_order_8472() -> None:
     assert refund_facts("issue_refund", PAY, view(*LOOKED_UP)) == RefundFacts(
+        order_named=True,
         order_known=True,
         order_tenant="acme",
         customer_id="cust-3391",
@@ -34,7 +35,7 @@ def test_order_8472() -> None:
 
 def test_evidence_about_another_order_does_not_count() -> None:
     seen = view(("lookup_order", order(order_id="1")), ("get_refund_status", refunds(order_id="1")))
-    assert refund_facts("issue_refund", PAY, seen) == RefundFacts()
+    assert refund_facts("issue_refund", PAY, seen) == RefundFacts(order_named=True)
 
 
 def test_only_captured_payments_count_and_each_once() -> None:

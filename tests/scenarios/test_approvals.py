@@ -33,6 +33,7 @@ from .packets import ended_with_packet
 from .world import (
     ASHA,
     GITA,
+    GOAL,
     INVESTIGATION,
     MEERA,
     NINA,
@@ -59,9 +60,9 @@ async def world_of_8472(
         yield world
 
 
-async def waiting(world: World, *, requester: Principal = RAVI) -> tuple[str, str]:
+async def waiting(world: World, *, requester: Principal = RAVI, goal: str = GOAL) -> tuple[str, str]:
     """A task that waits for an approval: its id, and that of the approval."""
-    task = await world.start(requester=requester)
+    task = await world.start(goal, requester=requester)
     assert task.status == "AWAITING_APPROVAL", task.ending
     assert task.approval is not None
     return task.task_id, task.approval.id
@@ -209,7 +210,7 @@ async def test_edited_beyond_the_editors_entitlement_waits_for_a_manager(sandbox
     ]
     async with open_world(sandbox, database, script) as world:
         await world.put_order(order)
-        task_id, approval_id = await waiting(world)
+        task_id, approval_id = await waiting(world, goal="Order 9001 was charged twice.")
         assert (await row_of(world, approval_id)).required_role == "support_lead"
         row = await row_of(world, approval_id)
         edit: dict[str, JsonValue] = {**row.args, "amount_inr": 12_000}
@@ -442,7 +443,7 @@ async def test_a_lead_may_not_approve_above_ten_thousand_and_a_manager_may(sandb
         ("issue_refund", refund),
     ]
     async with open_world(sandbox, database, script) as world:
-        task_id, approval_id = await waiting(world)
+        task_id, approval_id = await waiting(world, goal="Order 8482 was charged twice.")
         assert (await row_of(world, approval_id)).required_role == "manager"
         refused = await world.runtime.decide(approval_id, "approve", approver=ASHA)
         assert "asha is not entitled" in refusal_of(refused)
@@ -469,7 +470,7 @@ async def test_approval_of_one_task_answers_no_other(sandbox: Sandbox, database:
     ]
     async with open_world(sandbox, database, script) as world:
         first_task, first = await waiting(world)
-        second_task, second = await waiting(world)
+        second_task, second = await waiting(world, goal="Order 8480 was charged twice.")
         await resume_raw(world, second_task, {"approval_id": first, "decisions": [{"type": "approve"}]})
         await check_pending(world, second_task, second)
         await check_pending(world, first_task, first)
