@@ -143,7 +143,7 @@ def _is_plain(value: object) -> bool:
     return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict) for item in value))
 
 
-_PLAIN_CHANNELS = frozenset({"inputs", "resumption", "prompt"})
+_PLAIN_CHANNELS = frozenset({"inputs", "added_inputs", "resumption", "prompt"})
 """Channels that hold plain data by design, and the one that is never stored."""
 
 _CHANNELS: dict[str, TypeAdapter[object]] = {

@@ -592,6 +592,8 @@ class LoopOutput(TypedDict, total=False):
 class LoopState(TypedDict, total=False):
     """Every channel of the graph.
 
+    ``inputs`` and ``goal`` are what the caller gave last, and only the start believes them: ``task`` holds what the
+    task was started with, ``added_inputs`` what an entitled person added when it was resumed.
     Windowed lists (``evidence``, ``tool_history``) hold the newest references only; the full record is in the
     append-only tables. ``prompt`` is untracked: it can be rendered again, so no checkpoint carries it.
     """
@@ -602,6 +604,7 @@ class LoopState(TypedDict, total=False):
     resumption: dict[str, JsonValue] | None
 
     task: Task
+    added_inputs: dict[str, str]
     status: Status
     ending: Ending | None
     version: int

@@ -16,5 +16,5 @@ async def task_view(state: LoopState, context: NodeContext) -> TaskView:
         outstanding=state["outstanding"],
         message=verdict.text if verdict is not None and finishing else state["message"],
         finish_proposed=finishing,
-        inputs=state.get("inputs") or {},
+        inputs={**state["task"].inputs, **(state.get("added_inputs") or {})},
     )

@@ -94,6 +94,7 @@ async def _begin(state: LoopState, context: NodeContext) -> LoopState:
         "task": task,
         "status": "RUNNING",
         "ending": None,
+        "added_inputs": {},
         "version": 0,
         "step_count": 0,
         "phase": contract.first_phase,
@@ -156,7 +157,7 @@ async def _resume(state: LoopState, context: NodeContext) -> LoopState:
     await context.ports.tasks.update(task.task_id, status="RUNNING", step_count=state["step_count"], at=now)
     intents = await open_effects(context)
     return {
-        "inputs": {**task.inputs, **added},
+        "added_inputs": {**(state.get("added_inputs") or {}), **added},
         "status": "RUNNING",
         "ending": None,
         "version": version,

@@ -188,7 +188,7 @@ async def test_the_seeded_hostile_notes_are_quoted_as_they_are(
 async def test_goals_inputs_and_an_approvers_words_are_quoted_too(sandbox: Sandbox, database: str) -> None:
     refund = ("issue_refund", {"order_id": "8472", "payment_id": "pay_5a2", "amount_inr": 2000})
     async with open_world(sandbox, database, [*look_up("8472"), refund, BLOCKED]) as world:
-        goal = f"{BREAKOUTS[0]} {BREAKOUTS[3]}"
+        goal = f"Order 8472 was charged twice. {BREAKOUTS[0]} {BREAKOUTS[3]}"
         waiting = await world.start(goal, hint=BREAKOUTS[1])
         assert waiting.approval is not None
         await world.runtime.decide(waiting.approval.id, "reject", approver=ASHA, message=BREAKOUTS[4])

@@ -296,7 +296,7 @@ async def play(stage: Stage, answers: Sequence[Said], people: Sequence[str], fau
         await world.fault("refunds-service", "POST /refunds", fault)
     stage.answers[:] = list(answers)
     stage.witness.dispatched.clear()
-    task = await world.start(f"Order o{number}a was charged twice.")
+    task = await world.start(f"Order o{number}a was charged twice, and so was order o{number}b.")
     for reaction in people:
         if not task.waiting or reaction == "leave":
             break
